@@ -1,0 +1,110 @@
+"""C kernels for the CPU: compiled once with the machine's own compiler, cached, checked, optional.
+
+Without a compiler everything still runs through PyTorch; `available()` says which it is, `reason()` why not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from dominotree.hub import cache_dir
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
+
+
+class Attention(ctypes.Structure):
+    """Arguments of `dt_attend`; pointers as returned by `Tensor.data_ptr()`."""
+
+    _fields_ = [
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("q_bf16", ctypes.c_int),
+        ("kv_bf16", ctypes.c_int),
+        ("q", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("slot", ctypes.c_void_p),
+        ("contiguous", ctypes.c_void_p),
+        ("tail_start", ctypes.c_void_p),
+        ("tail", ctypes.c_void_p),
+    ]
+
+
+def _compiler() -> str | None:
+    return next((path for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (path := shutil.which(name))), None)
+
+
+def _build(compiler: str) -> Path:
+    """The shared library for this source, compiler and processor; built at most once, atomically."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    key = hashlib.sha256("\0".join((_SOURCE.read_text(), version, platform.machine(), _processor(), *_FLAGS)).encode())
+    folder = cache_dir() / "native"
+    library = folder / f"kernels-{key.hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        out = Path(scratch) / library.name
+        for threads in (("-fopenmp",), ()):
+            done = subprocess.run([compiler, *_FLAGS, *threads, str(_SOURCE), "-o", str(out), "-lm"], capture_output=True, text=True)
+            if done.returncode == 0:
+                out.replace(library)
+                return library
+    raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{compiler} failed")
+
+
+def _processor() -> str:
+    """What -march=native depends on, so that a cache folder shared by several machines stays right."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    if os.environ.get("DOMINOTREE_NATIVE") == "0":
+        return None, "switched off by DOMINOTREE_NATIVE=0"
+    compiler = _compiler()
+    if compiler is None:
+        return None, "no C compiler found (cc, gcc or clang)"
+    try:
+        library = ctypes.CDLL(str(_build(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        return None, f"the C kernels did not build: {error}"
+    library.dt_attend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+    library.dt_attend.restype = ctypes.c_int
+    library.dt_rope_store.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 5]
+    library.dt_rope_store.restype = None
+    return library, ""
+
+
+def available() -> bool:
+    """Whether the C kernels can be used in this process."""
+    return _load()[0] is not None
+
+
+def reason() -> str:
+    """Why the C kernels are not used; empty when they are."""
+    return _load()[1]
+
+
+def library() -> ctypes.CDLL:
+    """The loaded kernels; call only when `available()`."""
+    loaded = _load()[0]
+    assert loaded is not None
+    return loaded

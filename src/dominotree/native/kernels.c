@@ -1,0 +1,320 @@
+/* Attention over a slot KV cache, with sums taken in the order of absolute positions.
+ *
+ * Every floating-point chain below runs over one fixed axis in one fixed order: scores over the head
+ * dimension, the softmax denominator in 16 lanes by (position mod 16), the weighted sum over positions.
+ * Blocking only chooses which chains run side by side. A row's result therefore does not depend on the rows
+ * that share the pass, on the shape of the tree, or on whether an ancestor lies in the tree's tail or, one
+ * round later, in the committed prefix.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define LANES 16  /* floats a vector; also the width of a transposed key block */
+#define QUADS 4   /* queries that run side by side */
+#define SPAN 64   /* positions of values converted at a time */
+
+typedef float vf __attribute__((vector_size(64), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t vu __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t vh __attribute__((vector_size(32), aligned(2)));
+
+static inline vf load_bf16(const uint16_t *p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+static inline float widen(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static inline uint16_t narrow(float f) { /* round to nearest even; NaN stays NaN */
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+
+static inline float get(const void *p, int bf16, int64_t i) {
+    return bf16 ? widen(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+static inline void put(void *p, int bf16, int64_t i, float x) {
+    if (bf16) ((uint16_t *)p)[i] = narrow(x);
+    else ((float *)p)[i] = x;
+}
+
+/* exp(x) for x <= 0, relative error about 1e-7. */
+static inline vf exp_nonpositive(vf x) {
+    const vf floor_x = (vf){0} - 87.0f;
+    vi below = x < floor_x;
+    x = (vf)(((vi)x & ~below) | ((vi)floor_x & below));
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    vf n = (x * 1.44269504088896341f + magic) - magic;
+    vf r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vf p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi k = __builtin_convertvector(n, vi);
+    return p * (vf)((k + 127) << 23);
+}
+
+/* keys[columns, head_dim] -> block[head_dim][LANES], zero beyond `valid` columns */
+static void transpose_keys(const void *keys, int bf16, int64_t head_dim, int64_t valid, float *block) {
+    for (int64_t c = 0; c < LANES; c++) {
+        if (c >= valid) {
+            for (int64_t d = 0; d < head_dim; d++) block[d * LANES + c] = 0.0f;
+        } else if (bf16) {
+            const uint16_t *row = (const uint16_t *)keys + c * head_dim;
+            for (int64_t d = 0; d < head_dim; d++) block[d * LANES + c] = widen(row[d]);
+        } else {
+            const float *row = (const float *)keys + c * head_dim;
+            for (int64_t d = 0; d < head_dim; d++) block[d * LANES + c] = row[d];
+        }
+    }
+}
+
+static void widen_row(const void *row, int bf16, int64_t head_dim, int64_t padded, float *out) {
+    int64_t d = 0;
+    if (bf16) {
+        const uint16_t *h = row;
+        for (; d + LANES <= head_dim; d += LANES) {
+            vf x = load_bf16(h + d);
+            memcpy(out + d, &x, sizeof x);
+        }
+        for (; d < head_dim; d++) out[d] = widen(h[d]);
+    } else {
+        memcpy(out, row, (size_t)head_dim * 4);
+        d = head_dim;
+    }
+    for (; d < padded; d++) out[d] = 0.0f;
+}
+
+/* acc[i][0:padded] += weight[i][p] * values[p][0:padded] for p in [0, count), `queries` rows side by side */
+#define WEIGHTED(N)                                                                                    \
+    static void weighted_##N(float *acc, int64_t acc_stride, const float *weight, int64_t w_stride,    \
+                             const float *values, int64_t padded, int64_t count) {                     \
+        int64_t d = 0;                                                                                 \
+        for (; d + 4 * LANES <= padded; d += 4 * LANES) {                                              \
+            vf a[N][4];                                                                                \
+            for (int i = 0; i < N; i++)                                                                \
+                for (int j = 0; j < 4; j++) a[i][j] = *(vf *)(acc + i * acc_stride + d + j * LANES);   \
+            for (int64_t p = 0; p < count; p++) {                                                      \
+                vf v[4];                                                                               \
+                for (int j = 0; j < 4; j++) v[j] = *(const vf *)(values + p * padded + d + j * LANES); \
+                for (int i = 0; i < N; i++)                                                            \
+                    for (int j = 0; j < 4; j++) a[i][j] = weight[i * w_stride + p] * v[j] + a[i][j];   \
+            }                                                                                          \
+            for (int i = 0; i < N; i++)                                                                \
+                for (int j = 0; j < 4; j++) *(vf *)(acc + i * acc_stride + d + j * LANES) = a[i][j];   \
+        }                                                                                              \
+        for (; d < padded; d += LANES)                                                                 \
+            for (int i = 0; i < N; i++) {                                                              \
+                vf a = *(vf *)(acc + i * acc_stride + d);                                              \
+                for (int64_t p = 0; p < count; p++)                                                    \
+                    a = weight[i * w_stride + p] * *(const vf *)(values + p * padded + d) + a;         \
+                *(vf *)(acc + i * acc_stride + d) = a;                                                 \
+            }                                                                                          \
+    }
+WEIGHTED(1)
+WEIGHTED(4)
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim, length; /* length: columns a slot holds */
+    float scale;
+    int q_bf16, kv_bf16;
+    const void *q;                   /* [rows, heads, head_dim] */
+    const void *keys, *values;       /* [slots, kv_heads, length, head_dim] */
+    void *out;                       /* [rows, heads, head_dim], dtype of q */
+    const int64_t *slot;             /* [rows] */
+    const int64_t *contiguous;       /* [rows] columns 0 .. contiguous-1 are seen */
+    const int64_t *tail_start;       /* [rows + 1] */
+    const int64_t *tail;             /* further columns seen, by position */
+} Attention;
+
+static int64_t needed_columns(const Attention *a, int64_t row) {
+    int64_t need = a->contiguous[row];
+    for (int64_t t = a->tail_start[row]; t < a->tail_start[row + 1]; t++)
+        if (a->tail[t] >= need) need = a->tail[t] + 1;
+    return need;
+}
+
+/* Rows [first, last) of one slot, the queries that share one KV head. */
+static int attend_task(const Attention *a, int64_t first, int64_t last, int64_t kv_head) {
+    const int64_t group = a->heads / a->kv_heads, dim = a->head_dim;
+    const int64_t padded = (dim + LANES - 1) / LANES * LANES;
+    const int64_t queries = (last - first) * group, rounded = (queries + QUADS - 1) / QUADS * QUADS;
+    const int64_t plane = (a->slot[first] * a->kv_heads + kv_head) * a->length * dim;
+    const size_t width = a->kv_bf16 ? 2 : 4;
+    const char *keys = (const char *)a->keys + (size_t)plane * width;
+    const char *values = (const char *)a->values + (size_t)plane * width;
+
+    int64_t columns = 0, tails = 0;
+    for (int64_t r = first; r < last; r++) {
+        int64_t need = needed_columns(a, r), count = a->tail_start[r + 1] - a->tail_start[r];
+        if (need > columns) columns = need;
+        if (count > tails) tails = count;
+    }
+    const int64_t stride = (columns + LANES - 1) / LANES * LANES;
+    const int64_t tail_stride = (tails + LANES - 1) / LANES * LANES;
+    const size_t floats = (size_t)(rounded * dim + rounded * padded + rounded * stride + rounded * tail_stride +
+                                   rounded * LANES + dim * LANES + SPAN * padded) + 64;
+    float *memory = malloc(floats * 4);
+    if (!memory) return 1;
+    float *q = memory, *acc = q + rounded * dim, *score = acc + rounded * padded;
+    float *tail_weight = score + rounded * stride, *lanes = tail_weight + rounded * tail_stride;
+    float *block = lanes + rounded * LANES, *span = block + dim * LANES;
+    memset(q, 0, (size_t)rounded * dim * 4);
+    memset(acc, 0, (size_t)rounded * padded * 4);
+    memset(lanes, 0, (size_t)rounded * LANES * 4);
+    for (int64_t i = 0; i < queries; i++) {
+        int64_t source = ((first + i / group) * a->heads + kv_head * group + i % group) * dim;
+        for (int64_t d = 0; d < dim; d++) q[i * dim + d] = get(a->q, a->q_bf16, source + d);
+    }
+
+    for (int64_t c = 0; c < columns; c += LANES) {
+        int64_t valid = columns - c < LANES ? columns - c : LANES;
+        transpose_keys(keys + (size_t)(c * dim) * width, a->kv_bf16, dim, valid, block);
+        for (int64_t i = 0; i < rounded; i += QUADS) {
+            vf s[QUADS] = {{0}};
+            const float *qi = q + i * dim;
+            for (int64_t d = 0; d < dim; d++) {
+                vf k = *(const vf *)(block + d * LANES);
+                for (int j = 0; j < QUADS; j++) s[j] = qi[j * dim + d] * k + s[j];
+            }
+            for (int j = 0; j < QUADS; j++) *(vf *)(score + (i + j) * stride + c) = s[j] * a->scale;
+        }
+    }
+
+    for (int64_t i = 0; i < queries; i++) { /* scores -> weights, in place */
+        const int64_t row = first + i / group, seen = a->contiguous[row];
+        const int64_t *tail = a->tail + a->tail_start[row];
+        const int64_t count = a->tail_start[row + 1] - a->tail_start[row];
+        float *s = score + i * stride, *t = tail_weight + i * tail_stride, top = -INFINITY;
+        vf most = (vf){0} - INFINITY;
+        int64_t whole = seen / LANES * LANES;
+        for (int64_t c = 0; c < whole; c += LANES) {
+            vf x = *(vf *)(s + c);
+            vi above = x > most;
+            most = (vf)(((vi)x & above) | ((vi)most & ~above));
+        }
+        for (int j = 0; j < LANES; j++) top = most[j] > top ? most[j] : top;
+        for (int64_t c = whole; c < seen; c++) top = s[c] > top ? s[c] : top;
+        for (int64_t j = 0; j < count; j++) {
+            t[j] = s[tail[j]];
+            top = t[j] > top ? t[j] : top;
+        }
+        vf sum = {0};
+        for (int64_t c = 0; c < seen; c += LANES) {
+            vf p = exp_nonpositive(*(vf *)(s + c) - top);
+            for (int64_t j = seen - c; j < LANES; j++) p[j] = 0.0f;
+            sum = sum + p;
+            *(vf *)(s + c) = p;
+        }
+        for (int64_t j = count; j < (count + LANES - 1) / LANES * LANES; j++) t[j] = top;
+        for (int64_t j = 0; j < count; j += LANES) *(vf *)(t + j) = exp_nonpositive(*(vf *)(t + j) - top);
+        *(vf *)(lanes + i * LANES) = sum;
+        for (int64_t j = 0; j < count; j++) lanes[i * LANES + (seen + j) % LANES] += t[j];
+    }
+
+    const int direct = !a->kv_bf16 && padded == dim;
+    for (int64_t c = 0; c < columns; c += SPAN) {
+        const int64_t have = columns - c < SPAN ? columns - c : SPAN;
+        const float *value = span;
+        if (direct) value = (const float *)values + c * dim;
+        else
+            for (int64_t p = 0; p < have; p++)
+                widen_row(values + (size_t)((c + p) * dim) * width, a->kv_bf16, dim, padded, span + p * padded);
+        for (int64_t i = 0; i < queries; i += QUADS) {
+            int64_t n = queries - i < QUADS ? queries - i : QUADS, until[QUADS], common = have;
+            for (int64_t j = 0; j < n; j++) {
+                until[j] = a->contiguous[first + (i + j) / group] - c;
+                if (until[j] > have) until[j] = have;
+                if (until[j] < 0) until[j] = 0;
+                if (until[j] < common) common = until[j];
+            }
+            if (n == QUADS) weighted_4(acc + i * padded, padded, score + i * stride + c, stride, value, padded, common);
+            else common = 0;
+            for (int64_t j = 0; j < n; j++)
+                if (until[j] > common)
+                    weighted_1(acc + (i + j) * padded, padded, score + (i + j) * stride + c + common, stride,
+                               value + common * padded, padded, until[j] - common);
+        }
+    }
+    for (int64_t i = 0; i < queries; i++) {
+        const int64_t row = first + i / group, start = a->tail_start[row];
+        for (int64_t j = 0; j < a->tail_start[row + 1] - start; j++) {
+            widen_row(values + (size_t)(a->tail[start + j] * dim) * width, a->kv_bf16, dim, padded, span);
+            weighted_1(acc + i * padded, padded, tail_weight + i * tail_stride + j, tail_stride, span, padded, 1);
+        }
+        float total = 0.0f;
+        for (int j = 0; j < LANES; j++) total += lanes[i * LANES + j];
+        int64_t target = ((first + i / group) * a->heads + kv_head * group + i % group) * dim;
+        for (int64_t d = 0; d < dim; d++) put(a->out, a->q_bf16, target + d, acc[i * padded + d] / total);
+    }
+    free(memory);
+    return 0;
+}
+
+/* Returns 0, or 1 when memory ran out. Rows of one slot must be adjacent. */
+int dt_attend(const Attention *a, int64_t rows, int threads) {
+    const int64_t group = a->heads / a->kv_heads;
+    int64_t chunk = (16 + group - 1) / group; /* about 16 queries a task keep its scores in the cache */
+    int64_t *bounds = malloc((size_t)(rows + 1) * 8), tasks = 0;
+    if (!bounds) return 1;
+    for (int64_t r = 0; r < rows;) {
+        int64_t end = r + 1;
+        while (end < rows && end - r < chunk && a->slot[end] == a->slot[r]) end++;
+        bounds[tasks++] = r;
+        r = end;
+    }
+    bounds[tasks] = rows;
+    int failed = 0;
+#ifdef _OPENMP
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads) reduction(| : failed)
+#endif
+    for (int64_t h = 0; h < a->kv_heads; h++)
+        for (int64_t t = 0; t < tasks; t++) failed |= attend_task(a, bounds[t], bounds[t + 1], h);
+    free(bounds);
+    return failed;
+}
+
+/* Rotates queries and keys (half-split RoPE), writes keys and values into the cache at (slot, column).
+ * qkv [rows, (heads + 2 kv_heads) * head_dim]; cos, sin [rows, rotary/2] fp32; q_out [rows, heads, head_dim]. */
+void dt_rope_store(const void *qkv, int bf16, int kv_bf16, const float *cos_, const float *sin_, void *q_out,
+                   void *keys, void *values, const int64_t *slot, const int64_t *column, int64_t rows,
+                   int64_t heads, int64_t kv_heads, int64_t dim, int64_t length) {
+    const int64_t half = dim / 2, width = (heads + 2 * kv_heads) * dim;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *c = cos_ + r * half, *s = sin_ + r * half;
+        for (int64_t h = 0; h < heads + 2 * kv_heads; h++) {
+            const int64_t from = r * width + h * dim;
+            const int is_q = h < heads, is_v = h >= heads + kv_heads;
+            const int64_t kv = h - heads - (is_v ? kv_heads : 0);
+            const int64_t to = is_q ? (r * heads + h) * dim : ((slot[r] * kv_heads + kv) * length + column[r]) * dim;
+            void *dst = is_q ? q_out : is_v ? values : keys;
+            const int dst_bf16 = is_q ? bf16 : kv_bf16;
+            if (is_v) {
+                for (int64_t d = 0; d < dim; d++) put(dst, dst_bf16, to + d, get(qkv, bf16, from + d));
+            } else {
+                for (int64_t d = 0; d < half; d++) {
+                    float x = get(qkv, bf16, from + d), y = get(qkv, bf16, from + half + d);
+                    put(dst, dst_bf16, to + d, x * c[d] - y * s[d]);
+                    put(dst, dst_bf16, to + half + d, y * c[d] + x * s[d]);
+                }
+            }
+        }
+    }
+}

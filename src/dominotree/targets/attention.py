@@ -1,0 +1,129 @@
+"""Attention of a pass over the slot cache: rotate, store, attend. One interface, three ways to compute it.
+
+* `NativeAttention`: our C kernel on a CPU. Sums run in the order of positions, so a row's result has the same bits
+  whatever shares the pass and wherever its ancestors lie.
+* `ExactAttention`: PyTorch in fp64, rounded once. The order of sums then matters only about once in 10^5 tokens.
+* `TorchAttention`: PyTorch's fused attention. Fast, and equal up to rounding only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Protocol
+
+import torch
+from torch.nn import functional as F
+
+from dominotree import native
+from dominotree.targets.cache import SlotCache
+from dominotree.targets.rows import Rows
+
+
+class Attention(Protocol):
+    """Attends for one pass; made anew for each pass."""
+
+    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """`qkv` `[rows, (heads + 2 kv_heads) * head_dim]` -> `[rows, heads * head_dim]`, keys and values stored."""
+        ...
+
+
+def split_heads(qkv: torch.Tensor, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Views `[rows, heads or kv_heads, head_dim]` of queries, keys and values."""
+    rows, width = qkv.shape
+    by_head = qkv.view(rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads))
+    return by_head[:, :heads], by_head[:, heads : heads + kv_heads], by_head[:, heads + kv_heads :]
+
+
+class NativeAttention:
+    """The C kernel; needs CPU tensors in fp32 or bf16."""
+
+    def __init__(self, cache: SlotCache, rows: Rows, heads: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self._library = native.library()
+        _, _, self.kv_heads, length, head_dim = cache.keys.shape
+        self._cache, self._rows, self.heads = cache, rows, heads
+        positions = torch.from_numpy(rows.positions)
+        self._cos, self._sin = cos[positions], sin[positions]
+        self._threads = torch.get_num_threads()
+        self._layer_bytes = cache.keys.stride(0) * cache.keys.element_size()
+        self._kv_bf16 = int(cache.keys.dtype == torch.bfloat16)
+        self._args = native.Attention(
+            heads=heads,
+            kv_heads=self.kv_heads,
+            head_dim=head_dim,
+            length=length,
+            scale=head_dim**-0.5,
+            kv_bf16=self._kv_bf16,
+            slot=rows.slots.ctypes.data,
+            contiguous=rows.contiguous.ctypes.data,
+            tail_start=rows.tail_start.ctypes.data,
+            tail=rows.tail.ctypes.data,
+        )
+
+    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        args, rows, cache = self._args, self._rows, self._cache
+        width = self.heads * args.head_dim
+        q = torch.empty(len(rows), width, dtype=qkv.dtype)
+        out = torch.empty_like(q)
+        args.keys = cache.keys.data_ptr() + layer * self._layer_bytes
+        args.values = cache.values.data_ptr() + layer * self._layer_bytes
+        args.q, args.out, args.q_bf16 = q.data_ptr(), out.data_ptr(), int(qkv.dtype == torch.bfloat16)
+        self._library.dt_rope_store(
+            qkv.data_ptr(), args.q_bf16, self._kv_bf16, self._cos.data_ptr(), self._sin.data_ptr(), args.q,
+            args.keys, args.values, args.slot, rows.columns.ctypes.data, len(rows),
+            self.heads, self.kv_heads, args.head_dim, args.length,
+        )  # fmt: skip
+        if self._library.dt_attend(ctypes.byref(args), len(rows), self._threads):
+            raise MemoryError("attention ran out of memory")
+        return out
+
+
+class TorchAttention:
+    """PyTorch's scaled_dot_product_attention over the slots in use, padded to the longest sequence."""
+
+    def __init__(self, cache: SlotCache, rows: Rows, heads: int, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        device = cache.keys.device
+        self.heads, self.kv_heads = heads, cache.keys.shape[2]
+        self._cache = cache
+        positions = torch.from_numpy(rows.positions).to(device)
+        self._cos, self._sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+        self._slots = torch.from_numpy(rows.slots).to(device)
+        self._columns = torch.from_numpy(rows.columns).to(device)
+        self._first, self._last = int(rows.slots.min()), int(rows.slots.max())
+        self._width = max(len(segment.tokens) for segment in rows.segments)
+        self._length = int(rows.columns.max()) + 1
+        place, sequence = rows.places(self._first)
+        self._place, self._sequence = torch.from_numpy(place).to(device), torch.from_numpy(sequence).to(device)
+        mask = rows.mask(self._first, self._last, self._width, self._length)
+        self._mask = torch.from_numpy(mask).to(device).unsqueeze(1)  # [slots, 1, width, length]
+
+    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        q, k, v = split_heads(qkv, self.heads, self.kv_heads)
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[self._slots, :, self._columns] = self._rotate(k).to(keys.dtype)
+        values[self._slots, :, self._columns] = v.to(values.dtype)
+        padded = q.new_zeros(self._last - self._first + 1, self._width, *q.shape[1:])
+        padded[self._sequence, self._place] = self._rotate(q)
+        used = slice(self._first, self._last + 1)
+        out = self._attend(padded.transpose(1, 2), keys[used, :, : self._length], values[used, :, : self._length])
+        return out.transpose(1, 2)[self._sequence, self._place].flatten(1)
+
+    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        turned = (first * self._cos - second * self._sin, second * self._cos + first * self._sin)
+        return torch.cat(turned, dim=-1).to(x.dtype)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # [slots, heads, width, head_dim] x [slots, kv_heads, length, head_dim]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask, enable_gqa=True)
+
+
+class ExactAttention(TorchAttention):
+    """The same in fp64, rounded once at the end."""
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        slots, heads, width, head_dim = q.shape
+        grouped = q.double().reshape(slots, self.kv_heads, -1, head_dim)
+        scores = (grouped @ k.double().transpose(-1, -2)).view(slots, heads, width, -1) * head_dim**-0.5
+        weights = scores.masked_fill(~self._mask, -torch.inf).softmax(dim=-1)
+        out = weights.view(slots, self.kv_heads, -1, self._length) @ v.double()
+        return out.view(slots, heads, width, head_dim).to(q.dtype)

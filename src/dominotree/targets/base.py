@@ -1,0 +1,63 @@
+"""What the decode loop needs from a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from dominotree.targets.cache import SlotCache
+from dominotree.targets.rows import Segment
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a pass returns, rows flattened in the order of its segments.
+
+    `logits` `[rows asked for, vocab]` in the target's dtype; `features` `[rows, len(feature_layers) * hidden]`, the
+    outputs of those decoder layers side by side, or None when no layer was asked for.
+    """
+
+    logits: torch.Tensor
+    features: torch.Tensor | None
+
+
+class Target(Protocol):
+    """A causal LM that can run trees of tokens over a slot cache."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    row_invariant: bool
+
+    def new_cache(self, slots: int, length: int) -> SlotCache:
+        """A cache of `slots` sequences of up to `length` columns each, tails included."""
+        ...
+
+    def forward(
+        self,
+        cache: SlotCache,
+        segments: Sequence[Segment],
+        *,
+        feature_layers: Sequence[int] = (),
+        last_only: bool = False,
+    ) -> Forward:
+        """Runs the rows of `segments`; their keys and values go to the columns behind the committed ones.
+
+        `last_only`: logits of each segment's last row only.
+        """
+        ...
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings `[..., hidden]`."""
+        ...
+
+    def head_weight(self) -> torch.Tensor:
+        """The output embedding `[vocab, hidden]`."""
+        ...

@@ -1,0 +1,105 @@
+"""The rows of one forward pass, flattened over sequences, and what each of them may see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive rows of one sequence: a stretch of prompt, or a root with its tree.
+
+    `tokens[i]` is written to column `start + i`. Without `parents` row i follows row i-1. With `parents`
+    (`parents[i]` is the index of row i+1's parent *row*, 0 being the root's) the rows form a tree below row 0,
+    parents before children.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+
+
+@dataclass
+class Rows:
+    """All rows of a pass. Row r sees columns 0 .. contiguous[r]-1 and tail[tail_start[r]:tail_start[r+1]].
+
+    Both lists are in the order of positions, so a row's sums run in the order they would have if its
+    ancestors had been committed already. The row itself is among what it sees.
+    """
+
+    segments: Sequence[Segment]
+    tokens: Ints
+    positions: Ints
+    slots: Ints
+    columns: Ints
+    contiguous: Ints
+    tail_start: Ints
+    tail: Ints
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Rows:
+        """Flattens segments; a pass of a single row gets it twice, since kernels treat one row differently."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        columns: list[int] = []
+        contiguous: list[int] = []
+        tails: list[list[int]] = []
+        if len(segments) == 1 and len(segments[0].tokens) == 1:
+            segments = [segments[0], segments[0]]
+        for segment in segments:
+            count, start = len(segment.tokens), segment.start
+            tokens += segment.tokens
+            slots += [segment.slot] * count
+            columns += range(start, start + count)
+            if segment.parents is None:
+                positions += range(start, start + count)
+                contiguous += range(start + 1, start + count + 1)
+                tails += [[]] * count
+                continue
+            paths: list[list[int]] = [[]]
+            for row, parent in enumerate(segment.parents, start=1):
+                paths.append([*paths[parent], start + row])
+            positions += [start + len(path) for path in paths]
+            contiguous += [start + 1] * count
+            tails += paths
+        starts = np.zeros(len(tokens) + 1, dtype=np.int64)
+        np.cumsum([len(path) for path in tails], out=starts[1:])
+        return cls(
+            segments=segments,
+            tokens=np.array(tokens, dtype=np.int64),
+            positions=np.array(positions, dtype=np.int64),
+            slots=np.array(slots, dtype=np.int64),
+            columns=np.array(columns, dtype=np.int64),
+            contiguous=np.array(contiguous, dtype=np.int64),
+            tail_start=starts,
+            tail=np.array([column for path in tails for column in path] or [0], dtype=np.int64),
+        )
+
+    def mask(self, first_slot: int, last_slot: int, width: int, length: int) -> npt.NDArray[np.bool_]:
+        """Dense `[slots, width, length]` mask for slots first .. last; rows that hold nothing see column 0."""
+        mask = np.zeros((last_slot - first_slot + 1, width, length), dtype=np.bool_)
+        mask[:, :, 0] = True
+        place, sequence = self.places(first_slot)
+        seen = np.arange(length) < self.contiguous[:, None]
+        row = np.repeat(np.arange(len(self)), np.diff(self.tail_start))
+        seen[row, self.tail[: len(row)]] = True
+        mask[sequence, place] = seen
+        return mask
+
+    def places(self, first_slot: int) -> tuple[Ints, Ints]:
+        """For each row its index within its sequence's rows, and its sequence's index counted from `first_slot`."""
+        place = np.concatenate([np.arange(len(s.tokens)) for s in self.segments])
+        return place, self.slots - first_slot

@@ -1,0 +1,193 @@
+"""The feature cache: what the target thinks at every position of the corpus, computed once and memory-mapped.
+
+A cache folder holds, row by row for the sequences in `order.npy`: `features.bin` (bf16, hidden states after the
+tapped layers), `soft_ids.bin` and `soft_probs.bin` (the target's `top_k` likeliest next tokens as draft ids, int32, and
+their probabilities, fp16, normalised over the draft vocabulary). `progress.json` counts the sequences that are
+complete, so a cache can be read while it grows, and goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dominotree.train.data import Corpus, CorpusError, Sample, split_order
+from dominotree.train.target import TargetReader
+
+__all__ = ["CachedSample", "FeatureCache", "fill_cache"]
+
+
+@dataclass(frozen=True)
+class CachedSample:
+    """One sequence with all that training needs of it, on the CPU.
+
+    `tokens` int64 `[length]`; `features` bf16 `[length, layers * hidden]`; row p of `soft_ids` (int64) and `soft_probs`
+    (float32), both `[length, top_k]`, is the target's distribution for the token at p + 1.
+    """
+
+    sample: Sample
+    tokens: Tensor
+    features: Tensor
+    soft_ids: Tensor
+    soft_probs: Tensor
+
+
+class FeatureCache:
+    """The cache in `folder` for `corpus`, created or grown as needed.
+
+    Raises `CorpusError` when the folder was made with other settings or from another corpus.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        corpus: Corpus,
+        *,
+        layer_ids: tuple[int, ...],
+        hidden_size: int,
+        draft_tokens: Tensor,
+        top_k: int = 32,
+        held_out: int = 60,
+        seed: int = 0,
+    ) -> None:
+        self.folder, self.corpus, self.draft_tokens = Path(folder), corpus, draft_tokens
+        self.layer_ids, self.width, self.top_k = layer_ids, len(layer_ids) * hidden_size, top_k
+        self.held_out = min(held_out, len(corpus.samples) // 2)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._agree(
+            {
+                "layer_ids": list(layer_ids),
+                "hidden_size": hidden_size,
+                "top_k": top_k,
+                "held_out": self.held_out,
+                "seed": seed,
+                "draft_tokens": zlib.crc32(draft_tokens.numpy().tobytes()),
+                "first_sample": zlib.crc32(corpus.read(corpus.samples[0]).numpy().tobytes()),
+            }
+        )
+        self.order = self._extend_order(seed)
+        lengths = [corpus.samples[i].length for i in self.order]
+        self._rows = np.concatenate([[0], np.cumsum(lengths)])
+        self._features = self._open("features.bin", "<u2", self.width)
+        self._soft_ids = self._open("soft_ids.bin", "<i4", top_k)
+        self._soft_probs = self._open("soft_probs.bin", "<f2", top_k)
+
+    def _agree(self, settings: dict[str, Any]) -> None:
+        file = self.folder / "cache.json"
+        if not file.exists():
+            file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            return
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        different = [name for name, value in settings.items() if stored.get(name) != value]
+        if different:
+            name = different[0]
+            raise CorpusError(
+                f"The feature cache {self.folder} was made with {name} {stored.get(name)}, now {settings[name]}: name "
+                "another folder, or delete this one."
+            )
+
+    def _extend_order(self, seed: int) -> list[int]:
+        """Sequences collected since come last, so that what is cached keeps its place."""
+        file = self.folder / "order.npy"
+        samples = self.corpus.samples
+        if not file.exists():
+            order = split_order(samples, self.held_out, seed)
+        else:
+            order = np.load(file).tolist()
+            if len(order) > len(samples):
+                raise CorpusError(
+                    f"The feature cache {self.folder} has {len(order)} sequences, the corpus {len(samples)}: "
+                    "name another folder, or delete this one."
+                )
+            if len(order) == len(samples):
+                return order
+            generator = torch.Generator().manual_seed(seed + len(order))
+            order += (torch.randperm(len(samples) - len(order), generator=generator) + len(order)).tolist()
+        np.save(file, np.array(order))
+        return order
+
+    def _open(self, name: str, dtype: str, width: int) -> npt.NDArray[Any]:
+        file, rows = self.folder / name, int(self._rows[-1])
+        size = rows * width * np.dtype(dtype).itemsize
+        with file.open("ab") as handle:  # a hole at the end: disk space is taken as rows are written
+            if handle.tell() < size:
+                handle.truncate(size)
+        return np.memmap(file, dtype=dtype, mode="r+", shape=(rows, width))
+
+    @property
+    def ready(self) -> int:
+        """Sequences, in order, that are complete; reads the disk, so another process may be filling."""
+        file = self.folder / "progress.json"
+        return int(json.loads(file.read_text(encoding="utf-8"))["sequences"]) if file.exists() else 0
+
+    def sample(self, place: int) -> Sample:
+        """The sequence at `place` in the order."""
+        return self.corpus.samples[self.order[place]]
+
+    def load(self, place: int) -> CachedSample:
+        """The sequence at `place` in the order, which must be ready."""
+        rows = slice(int(self._rows[place]), int(self._rows[place + 1]))
+        sample = self.sample(place)
+        return CachedSample(
+            sample,
+            self.corpus.read(sample),
+            torch.from_numpy(self._features[rows].view(np.int16)).view(torch.bfloat16),
+            torch.from_numpy(self._soft_ids[rows].astype(np.int64)),
+            torch.from_numpy(self._soft_probs[rows].astype(np.float32)),
+        )
+
+    def store(self, place: int, features: Tensor, soft_ids: Tensor, soft_probs: Tensor) -> None:
+        """Write the sequence at `place`; it counts as ready only after `mark_ready`."""
+        rows = slice(int(self._rows[place]), int(self._rows[place + 1]))
+        self._features[rows] = features.to(torch.bfloat16).cpu().view(torch.int16).numpy().view(np.uint16)
+        self._soft_ids[rows] = soft_ids.cpu().numpy()
+        self._soft_probs[rows] = soft_probs.cpu().numpy()
+
+    def mark_ready(self, sequences: int) -> None:
+        """Declare the first `sequences` of the order complete, on the disk first."""
+        for array in (self._features, self._soft_ids, self._soft_probs):
+            array.flush()  # type: ignore[attr-defined]
+        scratch = self.folder / "progress.json.tmp"
+        scratch.write_text(json.dumps({"sequences": sequences}), encoding="utf-8")
+        scratch.replace(self.folder / "progress.json")
+
+
+def fill_cache(
+    cache: FeatureCache,
+    target: TargetReader,
+    *,
+    until: int | None = None,
+    seconds_between_marks: float = 20.0,
+    report: Callable[[int, int, float], None] = lambda done, total, rate: None,
+) -> None:
+    """Compute what `cache` still lacks, up to `until` sequences.
+
+    `report(done, total, tokens_per_second)` is called at every mark. Interrupted at any time, it goes on from the
+    last mark.
+    """
+    total = len(cache.order) if until is None else min(until, len(cache.order))
+    head = target.head[cache.draft_tokens.to(target.head.device)]
+    begun = marked = time.monotonic()
+    tokens_done, first = 0, cache.ready
+    for place in range(first, total):
+        tokens = cache.corpus.read(cache.sample(place))
+        features, last = target.read(tokens, cache.layer_ids)
+        with torch.inference_mode():
+            probs, ids = torch.softmax((last @ head.T).float(), dim=-1).topk(cache.top_k)
+        cache.store(place, features, ids.int(), probs.half())
+        tokens_done += len(tokens)
+        now = time.monotonic()
+        if now - marked > seconds_between_marks or place + 1 == total:
+            cache.mark_ready(place + 1)
+            marked = now
+            report(place + 1, total, tokens_done / (now - begun))
