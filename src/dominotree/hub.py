@@ -148,6 +148,14 @@ def resolve_drafter(name: str, *, progress: bool = True) -> Path:
     return _from_source(source, name, progress)
 
 
+def has_drafter(name: str) -> bool:
+    """Whether a named drafter exists: published on a hub, or packaged and there."""
+    source = _named_drafters().get(name)
+    return source is not None and (
+        not source.startswith(_PACKAGED) or (_PACKAGED_DRAFTERS / source.removeprefix(_PACKAGED)).is_dir()
+    )
+
+
 def _named_drafters() -> dict[str, str | None]:
     named: dict[str, str | None] = {}
     for name, pair in PAIRS.items():

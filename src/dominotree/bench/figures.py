@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from dominotree.bench.records import CalibrationBin
 from dominotree.bench.statistics import (
-    GROUPS,
     METHOD_ORDER,
     Cell,
     Configuration,
     Series,
     acceptance_by_depth,
+    best_budgets,
     budget_curves,
     calibration_error,
+    cells,
     reliability,
     scopes,
     stage_times,
     width_curves,
 )
-from dominotree.bench.tables import title_of
+from dominotree.bench.tables import NO_STAGES, MissingData, row_labels, title_of
 
-# Okabe and Ito's colour-blind safe palette, without the yellow and the black that vanish on one of the grounds.
+# After Okabe and Ito, colour-blind safe, without the yellow and black that vanish on one of the grounds.
 _COLOURS = dict(
     zip(
         METHOD_ORDER,
@@ -73,10 +78,6 @@ _STYLE = {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
-
-
-class MissingData(Exception):
-    """What a figure would need and the records do not have, in one line for the reader of the report."""
 
 
 @dataclass(frozen=True)
@@ -125,117 +126,134 @@ def draw(name: str, caption: str, plot: Callable[[Figure], None], size: tuple[fl
 
 
 def _follow_scheme(svg: str) -> str:
-    style = (
-        f"<style>:root{{color:{_INK}}}@media (prefers-color-scheme:dark){{:root{{color:{_DARK_INK}}}}}</style>"
-    )
+    dark = f"@media (prefers-color-scheme:dark){{:root{{color:{_DARK_INK}}}}}"
+    style = f"<style>:root{{color:{_INK}}}{dark}</style>"
     svg = svg.replace(_INK, "currentColor").replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans', sans-serif")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     return re.sub(r"(<svg[^>]*>)", lambda match: match[1] + "\n " + style, svg, count=1)
 
 
-class Palette:
-    """One colour a method; further budgets and variants of it get lighter; each configuration has a marker."""
+def _colour(method: str) -> str:
+    return _COLOURS.get(method) or _MORE_COLOURS[crc32(method.encode()) % len(_MORE_COLOURS)]
 
-    def __init__(self, configurations: Iterable[Configuration]) -> None:
-        ordered = sorted(set(configurations), key=lambda configuration: configuration.rank)
-        unknown = list(dict.fromkeys(c.method for c in ordered if c.method not in _COLOURS))
-        self._colours = _COLOURS | {m: _MORE_COLOURS[i % 5] for i, m in enumerate(unknown)}
-        self._places: dict[Configuration, int] = {}
-        for method in dict.fromkeys(c.method for c in ordered):
-            of_method = [c for c in ordered if c.method == method]
-            self._places |= {c: place for place, c in enumerate(of_method)}
 
-    def method(self, method: str) -> str:
-        """The method's colour, `#rrggbb`."""
-        return self._colours[method]
+@dataclass(frozen=True)
+class _Look:
+    """How a series is drawn: the colour of its method, paler for each further configuration of it.
 
-    def marker(self, method: str) -> str:
-        """The method's marker, so that lines differ by more than colour."""
-        return _MARKERS[list(self._colours).index(method) % len(_MARKERS)]
+    Where a configuration was measured in several runs, `run` counts them, and the label names the run.
+    """
 
-    def line(self, configuration: Configuration) -> dict[str, object]:
-        """Matplotlib's keywords for the configuration's line or bar."""
+    label: str
+    method: str
+    alpha: float
+    run: int
+
+    @property
+    def bar(self) -> dict[str, Any]:
         return {
-            "color": self.method(configuration.method),
-            "alpha": max(0.35, 1 - 0.2 * self._places[configuration]),
+            "label": self.label,
+            "color": _colour(self.method),
+            "alpha": self.alpha,
+            "hatch": ("", "////", "....", "xxxx")[self.run % 4],
+            "edgecolor": matplotlib.rcParams["text.color"],
+            "linewidth": 0.0,
         }
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "color": _colour(self.method),
+            "alpha": self.alpha,
+            "linestyle": ("-", "--", ":", "-.")[self.run % 4],
+            "marker": _marker(self.method),
+        }
+
+
+def _looks(drawn: Iterable[tuple[Configuration, str]]) -> list[_Look]:
+    """The looks of (configuration, run) pairs, in their order."""
+    pairs = list(drawn)
+    configurations = sorted({configuration for configuration, _ in pairs}, key=lambda c: c.rank)
+    of_method: Counter[str] = Counter()
+    alphas: dict[Configuration, float] = {}
+    for configuration in configurations:
+        alphas[configuration] = max(0.35, 1 - 0.2 * of_method[configuration.method])
+        of_method[configuration.method] += 1
+    met: Counter[Configuration] = Counter()
+    looks = []
+    for (configuration, _), label in zip(pairs, row_labels(pairs), strict=True):
+        looks.append(_Look(_plain(label), configuration.method, alphas[configuration], met[configuration]))
+        met[configuration] += 1
+    return looks
+
+
+def _marker(method: str) -> str:
+    known = method in METHOD_ORDER
+    return _MARKERS[METHOD_ORDER.index(method) if known else crc32(method.encode()) % len(_MARKERS)]
 
 
 def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _key(configuration: Configuration, run: str, several_runs: bool) -> str:
-    return _plain(configuration.label + (f" [{run}]" if several_runs else ""))
+def _plain_series(series: Sequence[Series]) -> list[Series]:
+    return [one for one in series if one.configuration.variant is None]
 
 
-def speed_bars(cells: Sequence[Cell], palette: Palette, name: str, where: str) -> Drawing:
+def speed_bars(series: Sequence[Series], name: str, where: str) -> Drawing:
     """Speedup and tau by data set and group: two rows of bars for one model and temperature.
 
-    Of a method with several budgets in a run the fastest is shown, of `ar` only the line at 1. Raises
-    MissingData where there is nothing but `ar`.
+    Of a method with several budgets in a run the fastest is shown, of `ar` only the line at 1. Tokens/s
+    take the place of the speedup where no run has `ar`. Raises MissingData where there is nothing but `ar`.
     """
-    columns = list(scopes(c.dataset for c in cells if c.dataset not in GROUPS))
-    by_row: dict[tuple[Configuration, str], dict[str, Cell]] = {}
-    for cell in cells:
-        if cell.configuration.variant is None and cell.configuration.method != "ar":
-            by_row.setdefault((cell.configuration, cell.run), {})[cell.dataset] = cell
-    if not by_row:
-        raise MissingData("no method besides `ar` was measured")
-    fastest: dict[tuple[str, str], tuple[Configuration, str]] = {}
-    for row, found in by_row.items():
-        held = fastest.setdefault((row[0].method, row[1]), row)
-        if _typical(found).tokens_per_s > _typical(by_row[held]).tokens_per_s:
-            fastest[row[0].method, row[1]] = row
-    shown = list(fastest.values())
-    several_runs = len({configuration for configuration, _ in shown}) < len(shown)
-    has_speedup = any(cell.speedup is not None for row in shown for cell in by_row[row].values())
+    methods = [one for one in _plain_series(series) if one.configuration.method != "ar"]
+    shown = best_budgets(methods)
+    if not shown:
+        raise MissingData("no method besides ar was measured without a variant")
+    rows = [{cell.dataset: cell for cell in cells([one])} for one in shown]
+    columns = list(scopes(name for one in shown for name in one.sets))
+    looks = _looks((one.configuration, one.run) for one in shown)
+    has_speedup = any(cell.speedup is not None for row in rows for cell in row.values())
 
     def plot(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True)
         width = 0.84 / len(shown)
-        for i, row in enumerate(shown):
-            found = by_row[row]
-            places = [j + (i - (len(shown) - 1) / 2) * width for j, s in enumerate(columns) if s in found]
-            present = [found[s] for s in columns if s in found]
-            speeds = [c.speedup if has_speedup else c.tokens_per_s for c in present]
-            look = palette.line(row[0])
-            label = _key(*row, several_runs)
-            heights = [speed or 0.0 for speed in speeds]
-            upper.bar(places, heights, width * 0.92, label=label, **look)
-            lower.bar(places, [c.tau for c in present], width * 0.92, **look)
+        for i, (row, look) in enumerate(zip(rows, looks, strict=True)):
+            places = [j + (i - (len(shown) - 1) / 2) * width for j, s in enumerate(columns) if s in row]
+            present = [row[s] for s in columns if s in row]
+            speeds = [(cell.speedup or 0.0) if has_speedup else cell.tokens_per_s for cell in present]
+            upper.bar(places, speeds, width * 0.92, **look.bar)
+            lower.bar(places, [cell.tau for cell in present], width * 0.92, **look.bar)
         for axes in (upper, lower):
             axes.grid(axis="x", visible=False)
             if axes is lower or has_speedup:
                 axes.axhline(1, color=matplotlib.rcParams["text.color"], linewidth=0.9, linestyle="--")
         upper.set_title("Speedup over autoregressive" if has_speedup else "Tokens per second")
         lower.set_title("Mean accepted length (tau)")
+        lower.margins(x=0.01)
         lower.set_xticks(range(len(columns)), [_plain(title_of(s)) for s in columns])
         if len(columns) > 5:
             lower.tick_params(axis="x", labelrotation=20)
-        figure.legend(loc="outside upper center", ncols=min(len(shown), 5))
+        _shared_legend(figure)
 
     size = (max(5.0, min(11.0, 1.6 + 0.17 * len(columns) * (len(shown) + 1))), 5.2)
-    several_budgets = len(by_row) > len(shown)
-    best = " Each method at its fastest budget." if several_budgets else ""
+    best = "" if len(shown) == len(methods) else " Each method at its fastest budget."
     return draw(name, f"Speedup and tau by data set, {where}.{best}", plot, size)
 
 
-def _typical(found: Mapping[str, Cell]) -> Cell:
-    return found.get("overall") or next(iter(found.values()))
-
-
-def stage_bars(series: Sequence[Series], _palette: Palette, name: str, where: str) -> Drawing:
-    """Milliseconds per round by stage, a stacked bar a configuration, run and temperature.
+def stage_bars(series: Sequence[Series], name: str, where: str) -> Drawing:
+    """Milliseconds per round by stage, a stacked bar a configuration and run, at the lowest temperature.
 
     Raises MissingData where no record has `stage_ms`.
     """
-    times = [(one, found) for one in series if (found := stage_times(one.records))]
+    times = [(one, found) for one in _plain_series(series) if (found := stage_times(one.records))]
     if not times:
-        raise MissingData("no record has `stage_ms`")
+        raise MissingData(NO_STAGES)
     stages = list(dict.fromkeys(stage for _, found in times for stage in found))
-    several_runs = len({one.run for one, _ in times}) > 1
-    labels = [f"{_key(s.configuration, s.run, several_runs)}  T={s.temperature:g}" for s, _ in times]
+    coldest = min(one.temperature for one, _ in times)
+    times = [(one, found) for one, found in times if one.temperature == coldest]
+    labels = [look.label for look in _looks((one.configuration, one.run) for one, _ in times)]
     longest = max(sum(found.values()) for _, found in times)
 
     def plot(figure: Figure) -> None:
@@ -253,132 +271,122 @@ def stage_bars(series: Sequence[Series], _palette: Palette, name: str, where: st
         for row, total in enumerate(starts):
             axes.text(total + 0.01 * longest, row, f"{total:.1f}", va="center")
         axes.set_yticks(range(len(times)), labels)
+        axes.margins(y=0.02)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("milliseconds per round")
         axes.set_xlim(0, longest * 1.1)
-        figure.legend(loc="outside upper center", ncols=len(stages))
+        _shared_legend(figure)
 
     return draw(
-        name, f"Where the time of a round goes, mean over prompts, {where}.", plot, (7.2, 1.3 + 0.36 * len(times))
+        name,
+        f"Where the time of a round goes, mean over prompts, {where}, T={coldest:g}.",
+        plot,
+        (7.2, 1.3 + 0.36 * len(times)),
     )
 
 
-_Curves = Mapping[tuple[str, str, float, str], Sequence[Cell]]
-
-
-def budget_lines(cells: Sequence[Cell], palette: Palette, name: str, where: str) -> Drawing:
+def budget_lines(measured: Sequence[Cell], name: str, where: str) -> Drawing:
     """Tau and throughput against the node budget, overall, with the methods that have no budget as levels.
 
     Raises MissingData where no method was measured at two budgets.
     """
-    curves = budget_curves(cells)
+    curves = list(budget_curves(measured).values())
     if not curves:
         raise MissingData("no method was measured at two budgets or more")
-    runs = {run for run, *_ in curves}
-    levels = [
-        cell
-        for cell in cells
-        if cell.dataset == "overall" and cell.configuration[1:] == (None, None) and cell.run in runs
-    ]
-    ticks = sorted({c.configuration.budget or 0 for curve in curves.values() for c in curve})
+    levels = [c for c in measured if c.dataset == "overall" and c.configuration[1:] == (None, None)]
+    ticks = sorted({c.configuration.budget or 0 for curve in curves for c in curve})
+    looks = _looks((Configuration(c.configuration.method), c.run) for c in (*levels, *(c[0] for c in curves)))
 
     def plot(figure: Figure) -> None:
-        for axes, (value, title) in zip(figure.subplots(1, 2), _measures(cells), strict=True):
-            for (run, _, _, method), curve in curves.items():
-                look = {"color": palette.method(method), "marker": palette.marker(method)}
-                label = _key(Configuration(method), run, len(runs) > 1)
-                x = [cell.configuration.budget or 0 for cell in curve]
-                axes.plot(x, [value(cell) for cell in curve], label=label, **look)
-            for cell in levels:
-                label = _key(cell.configuration, cell.run, len(runs) > 1)
-                colour = palette.method(cell.configuration.method)
-                axes.axhline(value(cell), color=colour, linestyle="--", linewidth=1.2, label=label)
-            axes.set_xscale("symlog", base=2, linthresh=1)
+        for axes, (value, title) in zip(figure.subplots(1, 2), _measures(measured), strict=True):
+            for curve, look in zip(curves, looks[len(levels) :], strict=True):
+                axes.plot([c.configuration.budget or 0 for c in curve], list(map(value, curve)), **look.line)
+            for cell, look in zip(levels, looks, strict=False):
+                axes.axhline(value(cell), **(look.line | {"linewidth": 1.0, "marker": ""}))
+            axes.set_xscale("log" if ticks[0] else "symlog", base=2)
             axes.set_xticks(ticks, [str(tick) for tick in ticks])
             axes.minorticks_off()
             axes.set_xlabel("node budget")
             axes.set_title(title)
         _shared_legend(figure)
 
-    return draw(name, f"Tau and speed against the node budget, overall, {where}.", plot, (8.2, 3.6))
+    return draw(name, f"Tau and speed against the node budget, overall, {where}.", plot, (8.2, 3.8))
 
 
-def width_lines(cells: Sequence[Cell], palette: Palette, name: str, where: str) -> Drawing:
+def width_lines(measured: Sequence[Cell], name: str, where: str) -> Drawing:
     """Tau and throughput against the candidate width M, overall, from the variants "M=<width>".
 
     Raises MissingData where no configuration has two such variants.
     """
-    curves = width_curves(cells)
+    curves = list(width_curves(measured).values())
     if not curves:
         raise MissingData('no configuration has two variants "M=<width>" or more')
-    runs = {run for run, *_ in curves}
-    widths = sorted({width for curve in curves.values() for width, _ in curve}, key=lambda m: m or 1 << 62)
-    place = {width: i for i, width in enumerate(widths)}
+    widths = sorted({width for curve in curves for width, _ in curve}, key=lambda m: m or 1 << 62)
+    looks = _looks((cell.configuration._replace(variant=None), cell.run) for ((_, cell), *_) in curves)
 
     def plot(figure: Figure) -> None:
-        for axes, (value, title) in zip(figure.subplots(1, 2), _measures(cells), strict=True):
-            for (run, _, _, label), curve in curves.items():
-                configuration = curve[0][1].configuration
-                look = palette.line(configuration) | {"marker": palette.marker(configuration.method)}
-                x = [place[width] for width, _ in curve]
-                shown = _plain(label + (f" [{run}]" if len(runs) > 1 else ""))
-                axes.plot(x, [value(cell) for _, cell in curve], label=shown, **look)
+        for axes, (value, title) in zip(figure.subplots(1, 2), _measures(measured), strict=True):
+            for curve, look in zip(curves, looks, strict=True):
+                places = [widths.index(width) for width, _ in curve]
+                axes.plot(places, [value(cell) for _, cell in curve], **look.line)
             axes.set_xticks(range(len(widths)), [str(width) if width else "all" for width in widths])
             axes.set_xlabel("candidate width M")
             axes.set_title(title)
         _shared_legend(figure)
 
-    return draw(name, f"Tau and speed against the candidate width, overall, {where}.", plot, (8.2, 3.6))
+    return draw(name, f"Tau and speed against the candidate width, overall, {where}.", plot, (8.2, 3.8))
 
 
-def _measures(cells: Sequence[Cell]) -> list[tuple[Callable[[Cell], float], str]]:
+def _measures(measured: Sequence[Cell]) -> list[tuple[Callable[[Cell], float], str]]:
     """Tau, and speedup where every cell has one or else tokens/s, each with its title."""
     tau: tuple[Callable[[Cell], float], str] = (lambda cell: cell.tau, "Mean accepted length (tau)")
-    if all(cell.speedup is not None for cell in cells):
+    if all(cell.speedup is not None for cell in measured):
         return [tau, (lambda cell: cell.speedup or 0.0, "Speedup over autoregressive")]
     return [tau, (lambda cell: cell.tokens_per_s, "Tokens per second")]
 
 
 def _shared_legend(figure: Figure) -> None:
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 5))
+    inches = 0.08 * max(map(len, labels)) + 0.6
+    columns = max(1, min(len(labels), int(figure.get_figwidth() / inches)))
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns)
 
 
-def depth_lines(series: Sequence[Series], palette: Palette, name: str, where: str) -> Drawing:
+def depth_lines(series: Sequence[Series], name: str, where: str) -> Drawing:
     """Share of rounds in which the draft was accepted down to each depth, for one model and temperature.
 
+    Of a method with several budgets in a run the fastest is shown.
     Raises MissingData where no record has `accepted`.
     """
-    found = [(one, shares) for one in series if len(shares := acceptance_by_depth(one.records))]
+    drafted = [one for one in _plain_series(series) if len(acceptance_by_depth(one.records))]
+    found = [(one, acceptance_by_depth(one.records)) for one in best_budgets(drafted)]
     if not found:
-        raise MissingData("no record has `accepted`, the tokens committed round by round")
-    several_runs = len({one.run for one, _ in found}) > 1
+        raise MissingData("no record has accepted, the tokens committed round by round")
+    looks = _looks((one.configuration, one.run) for one, _ in found)
 
     def plot(figure: Figure) -> None:
         axes = figure.subplots()
-        for one, shares in found:
-            look = palette.line(one.configuration) | {"marker": palette.marker(one.configuration.method)}
-            label = _key(one.configuration, one.run, several_runs)
-            axes.plot(range(len(shares)), shares, label=label, markersize=3.5, **look)
+        for (_, shares), look in zip(found, looks, strict=True):
+            axes.plot(range(len(shares)), shares, markersize=3.5, **look.line)
         axes.set_ylim(0, 1)
         axes.set_xlabel("draft depth d (0 is the first draft token)")
         axes.set_ylabel("share of rounds")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(loc="best", ncols=1 + (len(found) > 6))
 
     return draw(name, f"Share of rounds whose draft was accepted at depth d, {where}.", plot, (6.4, 3.6))
 
 
-def calibration_lines(
-    bins: Sequence[CalibrationBin], _palette: Palette, name: str, where: str
-) -> Drawing:
-    """Predicted path probability against the share of nodes accepted, pooled over depths; dot area grows with n.
+def calibration_lines(bins: Sequence[CalibrationBin], name: str, where: str) -> Drawing:
+    """Predicted path probability against the share of nodes accepted, pooled over depths.
+
+    The dots grow with the number of nodes.
 
     Raises MissingData without bins.
     """
     if not bins:
-        raise MissingData("no run folder has a `calibration.jsonl`")
+        raise MissingData("no run folder has a calibration.jsonl")
     curves = reliability(bins)
     most = max(one.n for curve in curves.values() for one in curve)
 

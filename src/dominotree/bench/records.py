@@ -47,7 +47,10 @@ def _is_count(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
     )
 
 
@@ -94,11 +97,12 @@ _OPTIONAL: dict[str, _Check] = {
 class Record:
     """One measured turn of one configuration ("prompt" in the protocol means a turn).
 
-    `decode_s` is seconds from the first draft to the last kept token (prefill, the drafter's context included,
-    is `prefill_s` and not part of it); `tokens_per_s` = new_tokens / decode_s; `mean_accepted` is the mean
-    over rounds of tokens committed (accepted draft tokens + 1; tau of this prompt); `accepted` lists them
-    round by round; `stage_ms` is the *mean per round* in milliseconds of draft, build, verify and commit.
-    `budget` is None where the method has none; `variant` labels an ablation ("M=16", "reference").
+    `decode_s` is seconds from the first draft to the last kept token (prefill, the drafter's context
+    included, is `prefill_s` and not part of it); `tokens_per_s` = new_tokens / decode_s; `mean_accepted` is
+    the mean over rounds of tokens committed (accepted draft tokens + 1; tau of this prompt); `accepted`
+    lists them round by round; `stage_ms` is the *mean per round* in milliseconds of draft, build,
+    verify and commit. `budget` is None where the method has none; `variant` labels an ablation ("M=16",
+    "reference").
     Keys outside the schema are kept in `extra`.
 
     Raises InvalidRecord for a missing, wrongly typed, negative or non-finite field.
@@ -178,7 +182,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBin:
-    """Draft nodes of one depth whose predicted path probability fell into one bin, and how many were accepted.
+    """Draft nodes of one depth whose predicted probability fell into one bin, and how many were accepted.
 
     `label` names the curve (the folder's runs, and the line's own `label` where it has one); probabilities
     are in [0, 1].
@@ -270,7 +274,9 @@ def _read_lines(file: Path) -> Iterator[tuple[int, Record | Mapping[str, Any]]]:
             yield number, _parse(line)
         except InvalidRecord as error:
             torn = number == len(lines)
-            hint = "; the last line was cut off: resume the run, which repairs it, or delete it" if torn else ""
+            hint = (
+                "; the last line was cut off: resume the run, which repairs it, or delete it" if torn else ""
+            )
             raise InvalidRecord(f"{file}:{number}: {error}{hint}") from None
 
 
@@ -295,7 +301,7 @@ def _parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _read_calibration(file: Path, runs: str) -> list[CalibrationBin]:
-    """Bins as written, or single observations `{"depth", "predicted", "accepted"}` put into ten bins a depth."""
+    """Bins as written, or single nodes `{"depth", "predicted", "accepted"}` put into ten bins a depth."""
     bins: list[CalibrationBin] = []
     single: dict[tuple[str, int, int], list[tuple[float, bool]]] = {}
     for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
@@ -384,7 +390,9 @@ class RecordWriter:
     def write(self, record: Record) -> None:
         """Append one record and flush it to disk. Raises InvalidRecord where its key is already in `done`."""
         if record.key in self.done:
-            raise InvalidRecord(f"{self.path} already holds a record of {tuple(record.key)}: skip keys in `done`")
+            raise InvalidRecord(
+                f"{self.path} already holds a record of {tuple(record.key)}: skip keys in `done`"
+            )
         self._append(_line(record.to_json()))
         self.done.add(record.key)
 

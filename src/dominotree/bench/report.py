@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from dominotree import __version__
 from dominotree.bench import figures, tables
-from dominotree.bench.figures import Drawing, MissingData, Palette
+from dominotree.bench.figures import Drawing
 from dominotree.bench.records import CalibrationBin, RecordSet, read_records
 from dominotree.bench.statistics import (
     Cell,
@@ -29,7 +29,7 @@ from dominotree.bench.statistics import (
     default_pairs,
     notes,
 )
-from dominotree.bench.tables import Table
+from dominotree.bench.tables import MissingData, Table
 from dominotree.errors import DominoTreeError
 
 
@@ -80,8 +80,11 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
         found.calibration,
     )
     sections = _sections(measured)
+    shown = [one for section in sections for one in section.shown]
     remarks = notes(series) + _undescribed_runs(found)
-    options = ([] if resamples == 10_000 else [f"--resamples={resamples}"]) + ([f"--seed={seed}"] if seed else [])
+    options = ([] if resamples == 10_000 else [f"--resamples={resamples}"]) + (
+        [f"--seed={seed}"] if seed else []
+    )
     content = {
         "command": shlex.join(["dominotree", "report", *map(str, inputs), "--out", str(out), *options]),
         "version": __version__,
@@ -94,14 +97,14 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
     files: dict[str, str | bytes] = {
         "cells.csv": tables.cells_csv(measured.cells),
         "pairwise.csv": tables.pairwise_csv(measured.comparisons),
-        "tables.tex": "\n".join(tables.latex(table) for section in sections for table in section.tables),
+        "tables.tex": "\n".join(map(tables.latex, (one for one in shown if isinstance(one, Table)))),
         "report.md": _render("report.md", content),
         "report.html": _render("report.html", content),
     }
     if any(one.configuration.variant for one in series):
         files["variants.csv"] = tables.variants_csv(measured.cells)
         files["ablations.csv"] = tables.ablations_csv(measured.ablations)
-    for drawing in (drawing for section in sections for drawing in section.figures):
+    for drawing in (one for one in shown if isinstance(one, Drawing)):
         files[f"figures/{drawing.name}.svg"] = drawing.svg
         files[f"figures/{drawing.name}.png"] = drawing.png
         files[f"figures/{drawing.name}-dark.png"] = drawing.png_dark
@@ -118,6 +121,7 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
     )
 
 
+_Maker = Callable[[Any, str, str], Drawing | Table]
 _Item = TypeVar("_Item", Series, Cell, Comparison)
 
 
@@ -132,10 +136,6 @@ class _Measured:
     calibration: Sequence[CalibrationBin]
     where: str = "all runs"
     suffix: str = ""
-
-    def name(self, kind: str) -> str:
-        """The name of this part's table or figure of a kind, fit for a file."""
-        return kind + self.suffix
 
     def split(self, *, temperatures: bool) -> Iterator[_Measured]:
         """The parts of each model, and of each temperature of it where asked for."""
@@ -161,12 +161,11 @@ def _only(items: Sequence[_Item], model: str, temperature: float | None) -> list
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: what it is about, its figures and tables, and what was left out and why."""
+    """A part of the report: what it is about, what it shows in order, and what was left out and why."""
 
     title: str
     text: str
-    figures: list[Drawing] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    shown: list[Drawing | Table] = field(default_factory=list)
     missing: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -176,35 +175,34 @@ class Section:
 
     @property
     def left_out(self) -> list[str]:
-        """One line for each reason why something is not shown, with the models and temperatures it holds for."""
-        return [f"{self.title}, {'; '.join(places)}: {reason}." for reason, places in self.missing.items()]
+        """One line for each reason why something is not shown; with the places, where others show it."""
+        return [
+            f"{self.title}{', ' + '; '.join(places) if self.shown else ''}: {reason}."
+            for reason, places in self.missing.items()
+        ]
 
-    def show(self, where: str, make: Callable[[], Drawing | Table]) -> None:
-        """Add what `make` returns, or keep the reason it gives for having nothing to show."""
+    def show(self, make: _Maker, data: Sequence[Any], kind: str, part: _Measured) -> None:
+        """Add what `make` makes of the data, or keep the reason it gives for having nothing to show."""
         try:
-            made = make()
+            self.shown.append(make(data, kind + part.suffix, part.where))
         except MissingData as missing:
-            self.missing.setdefault(str(missing), []).append(where)
-            return
-        if isinstance(made, Table):
-            self.tables.append(made)
-        else:
-            self.figures.append(made)
+            places = self.missing.setdefault(str(missing), [])
+            places += [part.where] if part.where not in places else []
 
 
 def _sections(measured: _Measured) -> list[Section]:
     """The parts of the report in reading order."""
-    palette = Palette(one.configuration for one in measured.series)
     speed = Section(
         "Speedup and acceptance length",
-        "Speedup of a method on a data set: its mean tokens/s over prompts, divided by that of autoregressive "
-        "decoding (ar) in the same run at the same temperature. Tau: tokens committed per round, mean over "
-        "rounds and then over prompts. Math, Code, Chat and Overall are plain means over the sets measured.",
+        "Speedup of a method on a data set: its mean tokens/s over prompts, divided by that of "
+        "autoregressive decoding (ar) in the same run at the same temperature. Tau: tokens committed per "
+        "round, mean over rounds, then over prompts. Math, Code, Chat and Overall are plain means over the "
+        "sets measured.",
     )
     paired = Section(
         "Paired differences",
-        "Each prompt is compared with itself: by tokens/s within a run; across runs by its speedup over its own "
-        "run's ar on that prompt. Groups pool the prompts of their sets.",
+        "Each prompt is compared with itself: by tokens/s within a run; across runs by its speedup over "
+        "its own run's ar on that prompt. Groups pool the prompts of their sets.",
     )
     stages = Section("Time of a round", "Draft, build the tree, verify it, commit what was accepted.")
     budgets = Section("Budget", "What more nodes in the tree bring, and what they cost.")
@@ -214,19 +212,101 @@ def _sections(measured: _Measured) -> list[Section]:
         "A round that commits c tokens accepted the draft at depths 0 to c-2; the target adds the last one.",
     )
     calibration = Section("Calibration", "How far the drafter's own probabilities can be believed.")
-    endings = Section("How answers ended", "Answers that stopped by themselves, and answers the limit cut off.")
+    endings = Section(
+        "How answers ended", "Answers that stopped by themselves, and answers the limit cut off."
+    )
 
     for part in measured.split(temperatures=True):
         plain = [cell for cell in part.cells if cell.configuration.variant is None]
-        where = part.where
-        for section, kind, make, data in (
-            (speed, "speedup", figures.speed_bars, plain),
-            (budgets, "budget", figures.budget_lines, part.cells),
-            (ablations, "width", figures.width_lines, part.cells),
-            (depths, "depth", figures.depth_lines, part.series),
-            (speed, "speedup", tables.speed_table, plain),
-            (speed, "throughput", tables.throughput_table, plain),
-            (paired, "pairwise", tables.pairwise_table, part.comparisons),
-        ):
-            ...
+        speed.show(figures.speed_bars, part.series, "speedup", part)
+        speed.show(tables.speed_table, plain, "speedup", part)
+        speed.show(tables.throughput_table, plain, "throughput", part)
+        paired.show(tables.pairwise_table, part.comparisons, "pairwise", part)
+        budgets.show(figures.budget_lines, plain, "budget", part)
+        ablations.show(tables.variant_table, part.cells, "variants", part)
+        if len(plain) < len(part.cells):
+            ablations.show(figures.width_lines, part.cells, "width", part)
+            ablations.show(tables.pairwise_table, part.ablations, "ablations", part)
+        depths.show(figures.depth_lines, part.series, "depth", part)
+    for part in measured.split(temperatures=False):
+        stages.show(figures.stage_bars, part.series, "stages", part)
+        stages.show(tables.stage_table, part.series, "stages", part)
+        endings.show(tables.endings_table, part.series, "endings", part)
+    calibration.show(figures.calibration_lines, measured.calibration, "calibration", measured)
     return [speed, paired, stages, budgets, ablations, depths, calibration, endings]
+
+
+def _runs(found: RecordSet, series: Sequence[Series]) -> list[dict[str, Any]]:
+    """What was measured in each run, and what its meta records say it was measured on and with."""
+    runs = []
+    for run in dict.fromkeys(one.run for one in series):
+        own = [one for one in series if one.run == run]
+        facts = {
+            "model": ", ".join(dict.fromkeys(one.model for one in own)),
+            "methods": ", ".join(dict.fromkeys(one.configuration.label for one in own)),
+            "data sets": ", ".join(dict.fromkeys(name for one in own for name in one.sets)),
+            "temperatures": ", ".join(dict.fromkeys(f"{one.temperature:g}" for one in own)),
+            "records": str(sum(1 for one in own for _ in one.records)),
+        }
+        metas = [dict(_flat(meta.values)) for meta in found.metas if run in meta.runs]
+        runs.append({"name": run, "facts": facts, "metas": metas})
+    return runs
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            yield prefix + name, " ".join(map(str, value))
+        else:
+            yield prefix + name, str(value)
+
+
+def _undescribed_runs(found: RecordSet) -> list[str]:
+    described = {run for meta in found.metas for run in meta.runs}
+    runs = [run for run in dict.fromkeys(record.run for record in found.records) if run not in described]
+    if not runs:
+        return []
+    names = ", ".join(f"'{run}'" for run in runs)
+    return [f"No meta record for run {names}: hardware, versions and settings are not known here."]
+
+
+def _render(name: str, content: Mapping[str, Any]) -> str:
+    environment = Environment(
+        loader=PackageLoader("dominotree.bench"),
+        autoescape=lambda template: template is not None and template.endswith(".html"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"markdown": tables.markdown, "inline_svg": _inline_svg}
+    return environment.get_template(name).render(content)
+
+
+def _inline_svg(drawing: Drawing) -> Markup:
+    return Markup(drawing.inline_svg)  # matplotlib has escaped every label in it
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "x"
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    except OSError as error:
+        raise InvalidReport(
+            f"cannot write {path} ({error.strerror}): give a folder that can be written"
+        ) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

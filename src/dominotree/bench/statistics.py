@@ -118,7 +118,7 @@ def collect(records: Iterable[Record]) -> list[Series]:
 
 
 def scopes(measured: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The rows of a table for these data sets: each set by itself, then the groups with the sets they average.
+    """What a table over these data sets shows: each set, then the groups with the sets they average.
 
     Known sets come first, in published order. A group holds those of its sets that were measured, and is
     left out where none was; `overall` covers every measured set where none of the eight published ones is.
@@ -126,7 +126,7 @@ def scopes(measured: Iterable[str]) -> dict[str, tuple[str, ...]]:
     names = set(measured)
     known = [name for name in GROUPS["overall"] if name in names]
     ordered = known + sorted(names.difference(known))
-    rows = {name: (name,) for name in ordered}
+    rows: dict[str, tuple[str, ...]] = {name: (name,) for name in ordered}
     for group, members in GROUPS.items():
         if present := tuple(name for name in members if name in names):
             rows[group] = present
@@ -155,7 +155,7 @@ class Cell:
 
 
 def cells(series: Iterable[Series]) -> list[Cell]:
-    """The cells of every series, data sets first and then the group averages of the sets it was measured on."""
+    """The cells of every series: its data sets, then the averages of the groups they belong to."""
     return [cell for one in series for cell in _cells_of(one)]
 
 
@@ -236,7 +236,7 @@ def default_pairs(series: Sequence[Series]) -> list[tuple[Series, Series]]:
         ordered = sorted(members, key=lambda s: (s.configuration.rank, s.run))
         found = [(a, b) for b, a in combinations(ordered, 2) if _comparable(a, b)]
         if len(found) > MOST_PAIRS:
-            best = _best_budgets(ordered)
+            best = set(best_budgets(ordered))
             found = [(a, b) for a, b in found if _same_budget(a, b) or (a in best and b in best)]
         pairs += found
     return pairs
@@ -274,14 +274,18 @@ def _same_budget(a: Series, b: Series) -> bool:
     return a.run == b.run and len(budgets) <= 1
 
 
-def _best_budgets(series: Iterable[Series]) -> set[Series]:
+def best_budgets(series: Iterable[Series]) -> list[Series]:
+    """Of each method in each run the series with the most tokens/s over its prompts, in the order given.
+
+    Meant for the series of one model and temperature, without variants.
+    """
     best: dict[tuple[str, str], tuple[float, Series]] = {}
     for one in series:
         speed = float(np.mean([record.tokens_per_s for record in one.records]))
         key = (one.run, one.configuration.method)
         if key not in best or speed > best[key][0]:
             best[key] = (speed, one)
-    return {one for _, one in best.values()}
+    return [one for _, one in best.values()]
 
 
 def paired_speeds(a: Series, b: Series, datasets: Iterable[str]) -> tuple[Floats, Floats]:
@@ -369,8 +373,9 @@ def bootstrap_intervals(
 
 
 def _ratio(counts: Floats, x: Floats, y: Floats) -> Floats:
-    below = counts @ y
-    return np.divide(counts @ x, below, out=np.ones_like(below), where=below > 0)
+    below: Floats = counts @ y
+    above: Floats = counts @ x
+    return np.divide(above, below, out=np.ones_like(below), where=below > 0)
 
 
 def _resample_counts(n: int, resamples: int, seed: int, chunk: int = 1000) -> Iterator[Floats]:
@@ -392,7 +397,8 @@ def acceptance_by_depth(records: Iterable[Record]) -> Floats:
     if not committed or max(committed) < 2:
         return np.zeros(0)
     counts = np.array(committed)
-    return (counts[:, None] > np.arange(1, counts.max())[None, :]).mean(axis=0)
+    shares: Floats = (counts[:, None] > np.arange(1, counts.max())).mean(axis=0)
+    return shares
 
 
 def stage_times(records: Iterable[Record]) -> dict[str, float]:
@@ -403,7 +409,7 @@ def stage_times(records: Iterable[Record]) -> dict[str, float]:
 
 
 def budget_curves(cells: Iterable[Cell]) -> dict[tuple[str, str, float, str], list[Cell]]:
-    """`overall` cells by rising budget, for each (run, model, temperature, method) with two budgets or more."""
+    """`overall` cells by rising budget, keyed by (run, model, temperature, method); two budgets or more."""
     curves: dict[tuple[str, str, float, str], list[Cell]] = defaultdict(list)
     for cell in cells:
         method, budget, variant = cell.configuration
@@ -492,7 +498,7 @@ def calibration_error(bins: Sequence[CalibrationBin]) -> float:
 
 
 def notes(series: Sequence[Series]) -> list[str]:
-    """What a reader has to know before trusting a table: missing baselines, and averages over other prompts."""
+    """What a reader has to know before trusting a table: missing baselines, differing prompts."""
     lines = []
     without: dict[str, dict[str, None]] = defaultdict(dict)
     for one in series:
@@ -502,21 +508,23 @@ def notes(series: Sequence[Series]) -> list[str]:
             without[one.run][f"T={one.temperature:g}{sets}"] = None
     for run, places in without.items():
         lines.append(
-            f"Run '{run}' has no `ar` records at {'; '.join(places)}: speedups there are blank, and its tokens/s "
-            "are compared within the run only. Run the method `ar` as well to have them."
+            f"Run '{run}' has no `ar` records at {'; '.join(places)}: speedups there are blank, "
+            "and its tokens/s are compared within the run only. Run the method `ar` as well to have them."
         )
     for run in dict.fromkeys(one.run for one in series):
         counts: dict[str, int] = defaultdict(int)
         prompts: dict[tuple[str, float], set[frozenset[tuple[str, Prompt]]]] = defaultdict(set)
         for one in series:
             if one.run == run:
-                measured = frozenset((name, prompt) for name, records in one.sets.items() for prompt in records)
+                measured = frozenset(
+                    (name, prompt) for name, records in one.sets.items() for prompt in records
+                )
                 prompts[one.model, one.temperature].add(measured)
                 counts[one.configuration.label] += len(measured)
         if any(len(different) > 1 for different in prompts.values()):
             listed = ", ".join(f"{label} {count}" for label, count in counts.items())
             lines.append(
                 f"In run '{run}' the configurations were not all measured on the same prompts ({listed} "
-                "records), so their averages differ for that too; the paired differences use shared prompts only."
+                "records), so their averages differ for that too; paired differences use shared prompts only."
             )
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -64,6 +65,7 @@ _TITLES = {
 }
 
 DASH = "–"
+NO_STAGES = "no record has stage_ms, the milliseconds per round"
 
 
 def title_of(scope: str) -> str:
@@ -116,6 +118,10 @@ def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
+class MissingData(Exception):
+    """What a table or figure would need and the records do not have, in words for the reader."""
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of short texts: `head` and `rows` are equally long, the first `labels` columns name the row.
@@ -150,6 +156,7 @@ _LATEX = str.maketrans(
         "^": r"\textasciicircum{}",
         DASH: "--",
         "−": "$-$",
+        "†": r"\textdagger{}",
     }
 )
 
@@ -187,14 +194,14 @@ def speed_table(cells: Sequence[Cell], name: str, where: str) -> Table:
     """
     caption = f"Speedup over autoregressive decoding / mean accepted length (tau), {where}."
     return _cell_table(
-        cells, name, caption, lambda c: f"{_fixed(c.speedup)} / {c.tau:.2f}", lambda c: c.speedup
+        cells, name, caption, lambda c: f"{_fixed(c.speedup)}/{c.tau:.2f}", lambda c: c.speedup
     )
 
 
 def throughput_table(cells: Sequence[Cell], name: str, where: str) -> Table:
-    """Tokens/s of the cells of one model and temperature, laid out as `speed_table`."""
+    """Tokens/s of the cells of one model and temperature, laid out as `speed_table` without the bold."""
     caption = f"Tokens per second of decoding, {where}."
-    return _cell_table(cells, name, caption, lambda c: f"{c.tokens_per_s:.1f}", lambda c: c.tokens_per_s)
+    return _cell_table(cells, name, caption, lambda c: f"{c.tokens_per_s:.1f}", lambda c: None)
 
 
 def _cell_table(
@@ -204,23 +211,32 @@ def _cell_table(
     text: Callable[[Cell], str],
     value: Callable[[Cell], float | None],
 ) -> Table:
+    if not cells:
+        raise MissingData("every configuration has a variant")
     columns = list(scopes(c.dataset for c in cells if c.dataset not in GROUPS))
     by_row: dict[tuple[Configuration, str], dict[str, Cell]] = {}
     for cell in cells:
         by_row.setdefault((cell.configuration, cell.run), {})[cell.dataset] = cell
-    several_runs = len({run for _, run in by_row}) > 1
-    head = ["method", *(["run"] if several_runs else []), *map(title_of, columns)]
     rows: list[list[str]] = []
     best: dict[int, tuple[float, int]] = {}
-    for (configuration, run), found in by_row.items():
-        labels = [configuration.label, *([run] if several_runs else [])]
-        for j, scope in enumerate(columns, start=len(labels)):
+    for label, found in zip(row_labels(by_row), by_row.values(), strict=True):
+        for j, scope in enumerate(columns, start=1):
             worth = value(found[scope]) if scope in found else None
             if worth is not None and len(by_row) > 1 and worth > best.get(j, (-1.0, 0))[0]:
                 best[j] = (worth, len(rows))
-        rows.append(labels + [text(found[scope]) if scope in found else DASH for scope in columns])
+        rows.append([label] + [text(found[scope]) if scope in found else DASH for scope in columns])
     strong = frozenset((i, j) for j, (_, i) in best.items())
-    return Table(name, caption, head, rows, len(head) - len(columns), strong)
+    return Table(name, caption, ["method", *map(title_of, columns)], rows, 1, strong)
+
+
+def row_labels(measured: Iterable[tuple[Configuration, str]]) -> list[str]:
+    """A label for each (configuration, run), naming the run only of what was measured in several."""
+    pairs = list(measured)
+    times = Counter(configuration for configuration, _ in set(pairs))
+    return [
+        configuration.label + (f" [{run}]" if times[configuration] > 1 else "")
+        for configuration, run in pairs
+    ]
 
 
 def _fixed(value: float | None, digits: int = 2) -> str:
@@ -230,29 +246,31 @@ def _fixed(value: float | None, digits: int = 2) -> str:
 def pairwise_table(comparisons: Sequence[Comparison], name: str, where: str) -> Table:
     """Paired differences of one model and temperature: a row a pair, a column a scope, "+3.9 [2.0, 6.0]".
 
-    Differences whose interval excludes zero are bold.
+    Differences whose interval excludes zero are bold. Raises MissingData without a comparison.
     """
-    columns = list(scopes(c.scope for c in comparisons if c.scope not in GROUPS))
-    by_pair: dict[tuple[str, str], dict[str, Comparison]] = {}
-    several_runs = len({run for c in comparisons for run in (c.a_run, c.b_run)}) > 1
+    if not comparisons:
+        raise MissingData("no two configurations to compare share a prompt")
+    sets_first = list(scopes(c.scope for c in comparisons if c.scope not in GROUPS))
+    columns = sorted(sets_first, key=lambda scope: (scope != "overall", scope not in GROUPS))
+    by_pair: dict[tuple[tuple[Configuration, str], tuple[Configuration, str]], dict[str, Comparison]] = {}
     for c in comparisons:
-        runs = (f" [{c.a_run}]", f" [{c.b_run}]") if several_runs else ("", "")
-        by_pair.setdefault((c.a.label + runs[0], c.b.label + runs[1]), {})[c.scope] = c
-    rows = [
-        [a, b, *(_delta(found[scope]) if scope in found else DASH for scope in columns)]
-        for (a, b), found in by_pair.items()
-    ]
-    strong = frozenset(
-        (i, j)
-        for i, found in enumerate(by_pair.values())
-        for j, scope in enumerate(columns, start=2)
-        if scope in found and _excludes_zero(found[scope])
-    )
+        by_pair.setdefault(((c.a, c.a_run), (c.b, c.b_run)), {})[c.scope] = c
+    labels = row_labels(side for pair in by_pair for side in pair)
+    rows: list[list[str]] = []
+    strong: set[tuple[int, int]] = set()
+    for ((_, a_run), (_, b_run)), found in by_pair.items():
+        a, b = labels[2 * len(rows) : 2 * len(rows) + 2]
+        strong |= {
+            (len(rows), j) for j, s in enumerate(columns, 2) if s in found and _excludes_zero(found[s])
+        }
+        texts = [_delta(found[scope]) if scope in found else DASH for scope in columns]
+        rows.append([a, b if a_run == b_run else f"{b} †", *texts])
+    across = any(c.a_run != c.b_run for c in comparisons)
     caption = (
         f"a against b in percent, with the 95% interval of a paired bootstrap over prompts, {where}. "
-        "Bold: the interval excludes zero."
+        "Bold: the interval excludes zero." + (" †: another run, compared by speedup." if across else "")
     )
-    return Table(name, caption, ["a", "b", *map(title_of, columns)], rows, 2, strong)
+    return Table(name, caption, ["a", "b", *map(title_of, columns)], rows, 2, frozenset(strong))
 
 
 def _delta(c: Comparison) -> str:
@@ -268,11 +286,14 @@ def _excludes_zero(c: Comparison) -> bool:
     return c.ci_low is not None and c.ci_high is not None and (c.ci_low > 0 or c.ci_high < 0)
 
 
-def stage_table(series: Sequence[Series], name: str, where: str) -> Table | None:
-    """Milliseconds per round by stage, one row a configuration, run and temperature; None without `stage_ms`."""
+def stage_table(series: Sequence[Series], name: str, where: str) -> Table:
+    """Milliseconds per round by stage, one row a configuration, run and temperature.
+
+    Raises MissingData where no record has `stage_ms`.
+    """
     times = [(one, found) for one in series if (found := stage_times(one.records))]
     if not times:
-        return None
+        raise MissingData(NO_STAGES)
     stages = list(dict.fromkeys(stage for _, found in times for stage in found))
     rows = [
         [
@@ -288,43 +309,32 @@ def stage_table(series: Sequence[Series], name: str, where: str) -> Table | None
     return Table(name, caption, ["method", "run", "T", *stages, "round"], rows, 3)
 
 
-def ablation_table(
-    cells: Sequence[Cell], comparisons: Sequence[Comparison], name: str, where: str
-) -> Table | None:
-    """The ablation variants of one model and temperature, overall, each with its difference to what it varies.
+def variant_table(cells: Sequence[Cell], name: str, where: str) -> Table:
+    """The ablation variants of one model and temperature and what they vary, overall.
 
-    None where there is no variant.
+    Raises MissingData where no configuration has a variant.
     """
-    variants = [c for c in cells if c.configuration.variant is not None and c.dataset == "overall"]
-    if not variants:
-        return None
-    against: dict[tuple[Configuration, str], list[Comparison]] = {}
-    for c in comparisons:
-        if c.scope == "overall":
-            against.setdefault((c.a, c.a_run), []).append(c)
-    rows = []
-    for cell in variants:
-        texts = [f"{_delta(c)} against {c.b.label}" for c in against.get((cell.configuration, cell.run), ())]
-        rows.append(
-            [
-                cell.configuration.label,
-                cell.run,
-                _fixed(cell.speedup),
-                f"{cell.tau:.2f}",
-                f"{cell.tokens_per_s:.1f}",
-                str(cell.n),
-                "; ".join(texts) or DASH,
-            ]
-        )
-    head = ["method", "run", "speedup", "tau", "tokens/s", "n", "difference in speed, %"]
+    overall = [c for c in cells if c.dataset == "overall"]
+    varied = {(c.run, *c.configuration[:2]) for c in overall if c.configuration.variant is not None}
+    rows = [
+        [c.configuration.label, c.run, _fixed(c.speedup), f"{c.tau:.2f}", f"{c.tokens_per_s:.1f}", str(c.n)]
+        for c in overall
+        if (c.run, *c.configuration[:2]) in varied
+    ]
+    if not rows:
+        raise MissingData("no record names a variant")
+    head = ["method", "run", "speedup", "tau", "tokens/s", "n"]
     return Table(name, f"Ablation variants, overall, {where}.", head, rows, 2)
 
 
-def endings_table(series: Sequence[Series], name: str, where: str) -> Table | None:
-    """Share of answers that ended by themselves or were cut by length, and tau of each; None if unknown."""
+def endings_table(series: Sequence[Series], name: str, where: str) -> Table:
+    """Share of answers that ended by themselves or were cut by length, and tau of each.
+
+    Raises MissingData where no record has `finish_reason`.
+    """
     found = [(one, how) for one in series if (how := endings(one.records))]
     if not found:
-        return None
+        raise MissingData("no record has finish_reason")
 
     def row(one: Series, how: Endings) -> list[str]:
         shares = [f"{100 * share:.1f}" for share in (how.stop_share, how.length_share)]

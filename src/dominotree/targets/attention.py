@@ -34,6 +34,12 @@ def split_heads(qkv: torch.Tensor, heads: int, kv_heads: int) -> tuple[torch.Ten
     return by_head[:, :heads], by_head[:, heads : heads + kv_heads], by_head[:, heads + kv_heads :]
 
 
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Half-split RoPE over the last axis; `cos` and `sin` `[..., head_dim / 2]` fp32 broadcast against `x`."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
 class NativeAttention:
     """The C kernel; needs CPU tensors in fp32 or bf16."""
 
@@ -99,18 +105,13 @@ class TorchAttention:
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         q, k, v = split_heads(qkv, self.heads, self.kv_heads)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._slots, :, self._columns] = self._rotate(k).to(keys.dtype)
+        keys[self._slots, :, self._columns] = rotate(k, self._cos, self._sin).to(keys.dtype)
         values[self._slots, :, self._columns] = v.to(values.dtype)
         padded = q.new_zeros(self._last - self._first + 1, self._width, *q.shape[1:])
-        padded[self._sequence, self._place] = self._rotate(q)
+        padded[self._sequence, self._place] = rotate(q, self._cos, self._sin)
         used = slice(self._first, self._last + 1)
         out = self._attend(padded.transpose(1, 2), keys[used, :, : self._length], values[used, :, : self._length])
         return out.transpose(1, 2)[self._sequence, self._place].flatten(1)
-
-    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
-        first, second = x.float().chunk(2, dim=-1)
-        turned = (first * self._cos - second * self._sin, second * self._cos + first * self._sin)
-        return torch.cat(turned, dim=-1).to(x.dtype)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         # [slots, heads, width, head_dim] x [slots, kv_heads, length, head_dim]
@@ -127,3 +128,14 @@ class ExactAttention(TorchAttention):
         weights = scores.masked_fill(~self._mask, -torch.inf).softmax(dim=-1)
         out = weights.view(slots, self.kv_heads, -1, self._length) @ v.double()
         return out.view(slots, heads, width, head_dim).to(q.dtype)
+
+
+def attention_kind(
+    dtype: torch.dtype, device: torch.device, exact: bool | None = None
+) -> type[NativeAttention] | type[ExactAttention] | type[TorchAttention]:
+    """Which attention to use: see `DecoderTarget` for what `exact` means."""
+    if exact is False:
+        return TorchAttention
+    if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and native.available():
+        return NativeAttention
+    return ExactAttention if exact else TorchAttention

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 
 import torch
-
-from dominotree.errors import InvalidRequest
 
 
 class SlotCache:
     """`keys` and `values` `[layers, slots, kv_heads, length, head_dim]`, allocated once.
 
     Column c < lengths[slot] holds the committed token at position c; the columns behind hold the round's tail
-    (root, then tree nodes), which the next round overwrites.
+    (root, then tree nodes), which the next round overwrites. `free` lists the slots not in use, lowest first, so
+    that slots in use stay together.
     """
 
     def __init__(
@@ -31,27 +31,20 @@ class SlotCache:
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * slots
-        self._free = list(range(slots))
+        self.free = list(range(slots))
 
-    def claim(self) -> int:
-        """A free slot, emptied; the lowest, so that slots in use stay together."""
-        if not self._free:
-            raise InvalidRequest(f"all {len(self.lengths)} slots are in use; wait for a sequence to finish")
-        slot = self._free.pop(0)
-        self.lengths[slot] = 0
-        return slot
+    def claim(self, slot: int, keep: int = 0) -> None:
+        """Takes a free slot with its first `keep` columns left in it."""
+        if not 0 <= keep <= self.lengths[slot]:
+            raise ValueError(f"cannot keep {keep} of {self.lengths[slot]} columns")
+        self.free.remove(slot)
+        self.lengths[slot] = keep
 
     def release(self, slot: int) -> None:
-        """Gives a slot back; its rows stay readable until it is claimed again."""
-        if slot in self._free:
+        """Gives a slot back; its columns stay readable until it is claimed again."""
+        if slot in self.free:
             raise ValueError(f"slot {slot} is already free")
-        self._free = sorted([*self._free, slot])
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Keeps the first `length` committed columns."""
-        if not 0 <= length <= self.lengths[slot]:
-            raise ValueError(f"cannot keep {length} of {self.lengths[slot]} columns")
-        self.lengths[slot] = length
+        insort(self.free, slot)
 
     def commit(self, slot: int, tail: Sequence[int]) -> None:
         """Appends the tail rows `tail` (offsets behind the committed columns, increasing) to what is committed."""

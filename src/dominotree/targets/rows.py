@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +42,6 @@ class Rows:
     contiguous: Ints
     tail_start: Ints
     tail: Ints
-    scratch: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -86,6 +84,25 @@ class Rows:
             contiguous=np.array(contiguous, dtype=np.int64),
             tail_start=starts,
             tail=np.array([column for path in tails for column in path] or [0], dtype=np.int64),
+        )
+
+    @classmethod
+    def blocks(cls, slots: Sequence[int], starts: Sequence[int], size: int) -> Rows:
+        """One block of `size` rows per slot behind its `start` columns; rows of a block see each other.
+
+        The rows carry no tokens: a drafter makes its own.
+        """
+        count = len(slots) * size
+        columns = (np.array(starts, dtype=np.int64)[:, None] + np.arange(size)).ravel()
+        return cls(
+            segments=[Segment(slot, start, [0] * size) for slot, start in zip(slots, starts, strict=True)],
+            tokens=np.zeros(count, dtype=np.int64),
+            positions=columns,
+            slots=np.repeat(np.array(slots, dtype=np.int64), size),
+            columns=columns,
+            contiguous=np.repeat(np.array(starts, dtype=np.int64) + size, size),
+            tail_start=np.zeros(count + 1, dtype=np.int64),
+            tail=np.zeros(1, dtype=np.int64),
         )
 
     def mask(self, first_slot: int, last_slot: int, width: int, length: int) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,294 @@
+"""The decode loop: draft -> build -> verify -> commit, for a batch of sequences that come and go."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.errors import InvalidRequest
+from dominotree.generation import Generation, Request, Stopwatch
+from dominotree.methods import grow
+from dominotree.sampling import check_best
+from dominotree.targets.base import Target
+from dominotree.targets.cache import SlotCache
+from dominotree.targets.rows import Segment
+from dominotree.text import TextCodec
+from dominotree.tree.tree import Tree
+
+PREFILL_CHUNK = 256
+"""Prompt tokens per pass, so that memory stays bounded and other sequences are not held up for long."""
+
+NO_TREE = Tree()
+
+
+class Decoder:
+    """Decodes requests over `slots` sequences at a time.
+
+    Owns the caches: the target's keys and values and the drafter's context. Between rounds, for every sequence that
+    drafts: cached target columns = drafter context = position of its root.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        codec: TextCodec | None = None,
+        *,
+        slots: int = 1,
+        context: int = 2048,
+        max_nodes: int = 16,
+    ) -> None:
+        """`context` bounds prompt and answer together, `max_nodes` the tree of any request."""
+        if slots < 1 or context < 2:
+            raise InvalidRequest(f"{slots} slots of {context} tokens cannot decode; at least 1 slot of 2 is expected")
+        self.target, self.drafter, self.codec = target, drafter, codec
+        self.slots, self.context, self.max_nodes = slots, context, max_nodes
+        self._cache: SlotCache = target.new_cache(slots, _rounded(context + max_nodes + 1))
+        self._drafts: SlotCache | None = None if drafter is None else drafter.new_cache(slots, context)
+        self._cached: list[list[int]] = [[] for _ in range(slots)]
+        self._waiting: deque[Generation] = deque()
+        self._prefilling: list[Generation] = []
+        self._decoding: list[Generation] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self._waiting or self._prefilling or self._decoding)
+
+    def add(self, request: Request) -> Generation:
+        """Queues a request; raises `InvalidRequest` if it can never run here."""
+        request.drafting.check(self.drafter)
+        nodes = request.drafting.nodes(self.drafter.draft_length if self.drafter else 0)
+        if nodes > self.max_nodes:
+            raise InvalidRequest(f"the request drafts up to {nodes} nodes and this decoder has room for {self.max_nodes}")
+        target = self.target
+        generation = Generation(request, self.codec, target.vocab_size, target.eos_token_ids, self.context)
+        self._waiting.append(generation)
+        return generation
+
+    def abort(self, generation: Generation) -> None:
+        """Ends a request where it is and frees its slot."""
+        if not generation.finished:
+            generation.finish("abort")
+            self._release_finished()
+
+    def run(self, requests: Iterable[Request]) -> list[Generation]:
+        """Decodes all requests to the end, in the order given."""
+        generations = [self.add(request) for request in requests]
+        try:
+            while self.busy:
+                self.step()
+        finally:
+            for generation in generations:
+                self.abort(generation)
+        return generations
+
+    def stream(self, request: Request) -> Iterator[Generation]:
+        """Decodes one request, handing it out after its prefill and after every round."""
+        generation = self.add(request)
+        try:
+            while not generation.finished:
+                self.step()
+                yield generation
+        finally:
+            self.abort(generation)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admits waiting requests, encodes one chunk of each prompt, and decodes one round of all others."""
+        self._admit()
+        for generation in list(self._prefilling):
+            self._prefill_chunk(generation)
+        self._release_finished()
+        if self._decoding:
+            self._round(self._decoding)
+            self._release_finished()
+
+    # One round, as in the paper
+
+    def _round(self, batch: Sequence[Generation]) -> None:
+        watch = Stopwatch(generation.stats for generation in batch)
+        drafting = [generation for generation in batch if self._max_depth(generation) > 0]
+        with watch.stage("draft"):
+            draft = self._draft(drafting)
+        with watch.stage("build"):
+            trees = self._build(drafting, draft)
+        with watch.stage("verify"):
+            segments = [_segment(g, trees.get(id(g), NO_TREE)) for g in batch]
+            out = self.target.forward(self._cache, segments, feature_layers=self._feature_layers(batch))
+            greedy = _greedy_tokens(out.logits) if any(g.request.sampling.is_plain_greedy for g in batch) else []
+        with watch.stage("commit"):
+            kept: list[int] = []
+            counts: list[int] = []
+            first = 0
+            for generation, segment in zip(batch, segments, strict=True):
+                tree = trees.get(id(generation), NO_TREE)
+                path = _accept(generation, tree, out.logits[first : first + len(segment.tokens)], greedy[first:])
+                self._commit(generation, path)
+                kept += [first + row for row in path] if self._drafts_for(generation) else []
+                counts.append(len(path))
+                first += len(segment.tokens)
+            if out.features is not None and self.drafter is not None and self._drafts is not None:
+                slots = [(_slot(g), n) for g, n in zip(batch, counts, strict=True) if self._drafts_for(g)]
+                self.drafter.extend(self._drafts, [s for s, _ in slots], [n for _, n in slots], out.features[kept])
+
+    def _draft(self, batch: Sequence[Generation]) -> Draft | None:
+        if not batch or self.drafter is None or self._drafts is None:
+            return None
+        for generation in batch:
+            root = len(generation.tokens) - 1
+            assert self._cache.lengths[_slot(generation)] == self._drafts.lengths[_slot(generation)] == root
+        return self.drafter.draft(self._drafts, [_slot(g) for g in batch], [g.tokens[-1] for g in batch])
+
+    def _build(self, batch: Sequence[Generation], draft: Draft | None) -> dict[int, Tree]:
+        """The tree of each sequence that drafts; requests with equal drafting are built together."""
+        if draft is None or self.drafter is None:
+            return {}
+        groups: dict[object, list[int]] = {}
+        for i, generation in enumerate(batch):
+            groups.setdefault(generation.request.drafting, []).append(i)
+        trees: dict[int, Tree] = {}
+        for members in groups.values():
+            part = draft if len(groups) == 1 else Draft(*(t[members] for t in (draft.roots, draft.hidden, draft.base)))
+            depths = [self._max_depth(batch[i]) for i in members]
+            grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths)
+            for row, i in enumerate(members):
+                trees[id(batch[i])] = grown.single(row)
+        return trees
+
+    def _commit(self, generation: Generation, path: Sequence[int]) -> None:
+        slot = _slot(generation)
+        start = self._cache.lengths[slot]
+        self._cache.commit(slot, path)
+        self._cached[slot] = generation.tokens[: start + len(path)]
+
+    # Sequences come and go
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._prefilling) + len(self._decoding) < self.slots:
+            generation = self._waiting.popleft()
+            if not generation.finished:
+                self._claim(generation)
+                self._prefilling.append(generation)
+
+    def _claim(self, generation: Generation) -> None:
+        """Takes a free slot; with `reuse` the one that holds the longest beginning of the prompt."""
+        prompt = generation.tokens
+        slot = self._cache.free[0]
+        if generation.request.reuse:
+            slot = max(self._cache.free, key=lambda s: self._reusable(s, generation))
+        keep = self._reusable(slot, generation) if generation.request.reuse else 0
+        self._cache.claim(slot, keep)
+        if self._drafts is not None:
+            self._drafts.claim(slot, min(keep, self._drafts.lengths[slot]))
+        self._cached[slot] = prompt[:keep]
+        generation.slot, generation.prefilled, generation.stats.reused_tokens = slot, keep, keep
+
+    def _reusable(self, slot: int, generation: Generation) -> int:
+        """Leading prompt tokens whose cached columns the sequence can take over; never the whole prompt."""
+        held = self._cached[slot][: self._cache.lengths[slot]]
+        if self._drafts is not None and self._drafts_for(generation):
+            held = held[: self._drafts.lengths[slot]]
+        prompt = generation.tokens[:-1]
+        return next((i for i, (a, b) in enumerate(zip(held, prompt, strict=False)) if a != b), min(len(held), len(prompt)))
+
+    def _prefill_chunk(self, generation: Generation) -> None:
+        started = time.perf_counter()
+        slot, prompt = _slot(generation), generation.tokens
+        chunk = prompt[generation.prefilled : generation.prefilled + PREFILL_CHUNK]
+        segment = Segment(slot, generation.prefilled, chunk)
+        out = self.target.forward(
+            self._cache, [segment], feature_layers=self._feature_layers([generation]), last_only=True
+        )
+        self._cache.commit(slot, range(len(chunk)))
+        if out.features is not None and self.drafter is not None and self._drafts is not None:
+            self.drafter.extend(self._drafts, [slot], [len(chunk)], out.features)
+        generation.prefilled += len(chunk)
+        self._cached[slot] = prompt[: generation.prefilled]
+        if generation.prefilled == len(prompt):
+            _choose_next(generation, out.logits[-1], [])
+            self._prefilling.remove(generation)
+            self._decoding.append(generation)
+        generation.stats.prefill_s += time.perf_counter() - started
+        if generation.prefilled == generation.stats.prompt_tokens:
+            generation.begin()
+
+    def _release_finished(self) -> None:
+        for running in (self._prefilling, self._decoding):
+            for generation in [g for g in running if g.finished]:
+                running.remove(generation)
+                self._cache.release(_slot(generation))
+                if self._drafts is not None:
+                    self._drafts.release(_slot(generation))
+                generation.slot = None
+
+    def _max_depth(self, generation: Generation) -> int:
+        """Depths worth drafting: the target adds one token itself, and nothing may pass the limit."""
+        if not self._drafts_for(generation) or self.drafter is None:
+            return 0
+        return min(self.drafter.draft_length, generation.remaining - 1)
+
+    def _drafts_for(self, generation: Generation) -> bool:
+        return generation.request.drafting.kind.shape != "none"
+
+    def _feature_layers(self, batch: Sequence[Generation]) -> Sequence[int]:
+        wanted = self.drafter is not None and any(self._drafts_for(g) for g in batch)
+        return self.drafter.feature_layers if wanted and self.drafter else ()
+
+
+def _accept(generation: Generation, tree: Tree, logits: torch.Tensor, greedy: Sequence[int]) -> list[int]:
+    """Walks down the tree along the target's own choices, adding each to the answer until it ends or leaves the tree.
+
+    Returns the rows to keep: the root's (0) and those of the accepted nodes.
+    """
+    node, path, before = -1, [0], generation.stats.new_tokens
+    while True:
+        token = _choose_next(generation, logits[node + 1], greedy[node + 1 : node + 2])
+        child = tree.child_with_token(node, token)
+        if generation.finished or child is None:
+            break
+        node = child
+        path.append(node + 1)
+    generation.stats.accepted.append(generation.stats.new_tokens - before)
+    generation.stats.nodes += len(tree)
+    return path
+
+
+def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[int]) -> int:
+    sampler = generation.sampler
+    if greedy and sampler.params.is_plain_greedy:
+        token = greedy[0]
+    else:
+        token = sampler.choose(logits, generation.new_tokens)
+    found = sampler.logprobs(logits, token)
+    if found is not None:
+        generation.logprobs.append(found)
+    generation.append(token)
+    return token
+
+
+def _greedy_tokens(logits: torch.Tensor) -> list[int]:
+    """The argmax of every row; raises `NumericalError` for NaN."""
+    best, tokens = logits.max(dim=-1)
+    check_best(float("nan") if bool(best.isnan().any()) else 0.0)
+    return list(tokens.tolist())
+
+
+def _segment(generation: Generation, tree: Tree) -> Segment:
+    root = len(generation.tokens) - 1
+    tokens = [generation.tokens[-1], *tree.token]
+    return Segment(_slot(generation), root, tokens, [parent + 1 for parent in tree.parent])
+
+
+def _slot(generation: Generation) -> int:
+    assert generation.slot is not None, "the request holds no slot"
+    return generation.slot
+
+
+def _rounded(columns: int) -> int:
+    return (columns + 63) // 64 * 64
+

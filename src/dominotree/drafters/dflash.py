@@ -1,0 +1,154 @@
+"""The DFlash backbone (arXiv 2602.06036): one pass proposes for all positions of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dominotree.drafters.checkpoint import draft_token_ids
+from dominotree.drafters.config import DrafterConfig
+from dominotree.drafters.domino import DominoHead
+from dominotree.targets.attention import attention_kind, rotate
+from dominotree.targets.base import Target
+from dominotree.targets.cache import SlotCache
+from dominotree.targets.config import rope_table
+from dominotree.targets.layer import LayerShape, Weights, normalise, read_layer
+from dominotree.targets.linear import Linear
+from dominotree.targets.rows import Rows
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the backbone says about the K positions behind each root.
+
+    `roots` `[batch]` token ids; `hidden` `[batch, K, H]` in the drafter's dtype; `base` `[batch, K, V']` fp32 logits
+    over the draft vocabulary (the whole vocabulary where there is none).
+    """
+
+    roots: torch.Tensor
+    hidden: torch.Tensor
+    base: torch.Tensor
+
+
+class Drafter:
+    """A DFlash backbone with, for Domino, its correction head; bound to the target whose embeddings it borrows.
+
+    Stateless but for its weights. The context (keys and values of the fused target features of all committed
+    positions before the root) lives in a `SlotCache` of the caller's.
+    """
+
+    def __init__(self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+        """`tensors` as `read_checkpoint` returns them, checked against the target by `check_fits_target`."""
+        self.config = config
+        self.target = target
+        dtype, device = target.dtype, target.device
+        weights = Weights(tensors, dtype, device, owner="the drafter")
+        hidden = config.hidden_size
+        self._fc = weights.linear(["fc"], (hidden,), len(config.target_layer_ids) * hidden)
+        self._hidden_norm = weights.take("hidden_norm.weight", (hidden,))
+        self._norm = weights.take("norm.weight", (hidden,))
+        shape = LayerShape(
+            hidden=hidden,
+            intermediate=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            qk_norm=True,
+            qkv_bias=config.attention_bias,
+            output_bias=config.attention_bias,
+        )
+        self._layers = [read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)]
+        self._context = _context_projection(weights, config)
+        self._k_norms = torch.stack([layer.k_norm for layer in self._layers if layer.k_norm is not None])
+        self.token_ids = self._draft_tokens(tensors)
+        self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
+        head = target.head_weight()
+        self._head = Linear(head if self.token_ids is None else head[self.token_ids])
+        self.head = self._correction_head(tensors) if config.is_domino else None
+        self._attention = attention_kind(dtype, device)
+        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def draft_length(self) -> int:
+        """K, the depths a draft has."""
+        return self.config.draft_length
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The target layers whose outputs feed `extend`."""
+        return self.config.target_layer_ids
+
+    def new_cache(self, slots: int, length: int) -> SlotCache:
+        """Context for `slots` sequences of up to `length` committed positions, a block behind them included."""
+        c, columns = self.config, length + self.config.block_size
+        if self._rope is None or self._rope[0].shape[0] < columns:
+            rope = {"rope_type": "default", "rope_theta": c.rope_theta}
+            self._rope = rope_table(rope, c.head_dim, columns, self.target.device)
+        target = self.target
+        dtype = torch.float32 if target.device.type == "cpu" and target.dtype == torch.float16 else target.dtype
+        return SlotCache(
+            c.num_hidden_layers, slots, c.num_key_value_heads, columns, c.head_dim, dtype, target.device
+        )
+
+    @torch.inference_mode()
+    def extend(self, cache: SlotCache, slots: Sequence[int], counts: Sequence[int], features: torch.Tensor) -> None:
+        """Appends `counts[i]` committed positions to slot `slots[i]`.
+
+        `features` `[sum(counts), len(feature_layers) * H]`: the target's layer outputs there, in the same order.
+        """
+        c, device = self.config, features.device
+        assert self._rope is not None, "new_cache comes first"
+        columns = [cache.lengths[slot] + i for slot, count in zip(slots, counts, strict=True) for i in range(count)]
+        column = torch.tensor(columns, device=device)
+        slot_of_row = torch.tensor([s for s, n in zip(slots, counts, strict=True) for _ in range(n)], device=device)
+        fused = normalise(self._fc(features), self._hidden_norm, c.rms_norm_eps)
+        both = self._context(fused).view(len(columns), 2, c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
+        keys, values = both.unbind(1)  # [rows, layers, kv_heads, head_dim]
+        keys = normalise(keys, self._k_norms.new_ones(c.head_dim), c.rms_norm_eps) * self._k_norms[:, None]
+        cos, sin = (table[column].view(-1, 1, 1, c.head_dim // 2) for table in self._rope)
+        cache.keys[:, slot_of_row, :, column] = rotate(keys, cos, sin).to(cache.keys.dtype)
+        cache.values[:, slot_of_row, :, column] = values.to(cache.values.dtype)
+        for slot, count in zip(slots, counts, strict=True):
+            cache.lengths[slot] += count
+
+    @torch.inference_mode()
+    def draft(self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int]) -> Draft:
+        """One pass of the backbone over `[root, MASK, MASK, ...]` behind each slot's context."""
+        c, device, batch = self.config, self.target.device, len(slots)
+        assert self._rope is not None, "new_cache comes first"
+        root_ids = torch.tensor(roots, device=device)
+        block = torch.full((batch, c.block_size), c.mask_token_id, device=device)
+        block[:, 0] = root_ids
+        rows = Rows.blocks(slots, [cache.lengths[slot] for slot in slots], c.block_size)
+        attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)
+        x = self.target.embed(block.flatten())
+        for i, layer in enumerate(self._layers):
+            x = layer(i, x, attend)
+        hidden = normalise(x, self._norm, c.rms_norm_eps).view(batch, c.block_size, -1)
+        if not c.shift_label:
+            hidden = hidden[:, 1:]
+        base = self._head(hidden.flatten(0, 1)).float().view(batch, self.draft_length, -1)
+        return Draft(root_ids, hidden, base)
+
+    def _correction_head(self, tensors: Mapping[str, torch.Tensor]) -> DominoHead:
+        used = dict(tensors)
+        if self.token_ids is not None:
+            used["embed_proj.2.weight"] = used["embed_proj.2.weight"][: len(self.token_ids)]
+        return DominoHead.from_tensors(used, self.target.embed, prefix_len=self.config.pure_draft_prefix_len)
+
+    def _draft_tokens(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """Token ids the drafter proposes, `[V']`; None: every token of the target."""
+        ids = draft_token_ids(tensors)
+        if ids is None and self.config.vocab_size != self.target.vocab_size:
+            ids = torch.arange(min(self.config.vocab_size, self.target.vocab_size))  # vocabularies padded differently
+        return None if ids is None else ids.to(self.target.device)
+
+
+def _context_projection(weights: Weights, config: DrafterConfig) -> Linear:
+    """Keys, then values, of every layer from fused features, as one linear map `H -> 2 * layers * kv_heads * head_dim`."""
+    names = [f"layers.{i}.self_attn.{part}_proj" for part in "kv" for i in range(config.num_hidden_layers)]
+    width = config.num_key_value_heads * config.head_dim
+    return weights.linear(names, (width,) * len(names), config.hidden_size, config.attention_bias)

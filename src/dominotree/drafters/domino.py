@@ -1,0 +1,182 @@
+"""The correction head of a Domino drafter (Domino, arXiv 2605.29707), in the form inference uses."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dominotree.errors import InvalidCheckpoint
+
+TABLE_BYTES = 64 * 2**20
+"""Largest precomputed or widened copy of a weight the head makes for speed."""
+
+_RELEASED_NAMES = (
+    "prefix_gru.weight_ih_l0",
+    "prefix_gru.weight_hh_l0",
+    "embed_proj.0.weight",
+    "embed_proj.2.weight",
+)
+
+Embed = Callable[[Tensor], Tensor]
+"""Target token ids of any shape `[...]` to embeddings `[..., H]`."""
+
+
+def to_target_ids(draft_ids: Tensor, d2t: Tensor | None) -> Tensor:
+    """Target token ids of draft-vocabulary indices: `index + d2t[index]`, without `d2t` the index."""
+    return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+
+
+class DominoHead:
+    """A prefix GRU and a low-rank correction of the base logits.
+
+    H is the target's hidden size, G the GRU's, E the rank of the correction, V' the draft vocabulary (the
+    target's own where there is no `d2t`). States and results are fp32 whatever the weights' dtype.
+
+    A *packed* state `[..., 4G+E]` is a state followed by its products with the GRU's recurrent weight (3G)
+    and with the state half of the first projection (E). One matrix product makes both, so a node's children
+    and its own correction share it.
+    """
+
+    def __init__(
+        self,
+        gru_ih: Tensor,
+        gru_hh: Tensor,
+        proj_in: Tensor,
+        proj_out: Tensor,
+        embed: Embed,
+        *,
+        prefix_len: int = 0,
+        d2t: Tensor | None = None,
+    ) -> None:
+        """Take the weights `gru_ih [3G, H]`, `gru_hh [3G, G]`, `proj_in [E, H+G]`, `proj_out [V', E]`.
+
+        `embed` is the target's embedding, `prefix_len` the number of leading depths left uncorrected, and
+        `d2t [V']` int64 the offset from a draft index to its target id. Raises `InvalidCheckpoint` where the
+        shapes do not fit each other.
+        """
+        _check_shapes(gru_ih, gru_hh, proj_in, proj_out, d2t)
+        if prefix_len < 0:
+            raise InvalidCheckpoint(f"pure_draft_prefix_len is {prefix_len}; it must be 0 or more")
+        self.prefix_len = prefix_len
+        self.hidden_size = gru_ih.shape[1]
+        self.state_size = gru_hh.shape[1]
+        self.rank = proj_in.shape[0]
+        self.vocab_size = proj_out.shape[0]
+        self.d2t = None if d2t is None else d2t.to(device=proj_out.device, dtype=torch.int64)
+        self._embed = embed
+        self._gru_ih = gru_ih.detach().float()
+        hidden_half, state_half = torch.split(
+            proj_in.detach().float(), [self.hidden_size, self.state_size], dim=1
+        )
+        self._hidden_half = hidden_half.t().contiguous()  # [H, E]
+        self._from_state = torch.cat([gru_hh.detach().float(), state_half]).t().contiguous()  # [G, 3G+E]
+        fits = proj_out.numel() * 4 <= TABLE_BYTES
+        self.proj_out = proj_out.detach().float() if fits else proj_out.detach()  # [V', E]
+        self._input_table = self._make_input_table()
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], embed: Embed, *, prefix_len: int) -> "DominoHead":
+        """Make the head from a checkpoint's tensors, under their released names.
+
+        A prefix `logit_head.` or `model.` is allowed, tensors of the backbone are ignored and `d2t` is taken
+        where present. Raises `InvalidCheckpoint` for a missing tensor or a shape that does not fit.
+        """
+        named = {n.removeprefix("logit_head.").removeprefix("model."): t for n, t in tensors.items()}
+        for name in _RELEASED_NAMES:
+            if name not in named:
+                raise InvalidCheckpoint(f"the checkpoint has no tensor {name}; a Domino drafter needs it")
+        gru_ih, gru_hh, proj_in, proj_out = (named[name] for name in _RELEASED_NAMES)
+        return cls(gru_ih, gru_hh, proj_in, proj_out, embed, prefix_len=prefix_len, d2t=named.get("d2t"))
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Target token ids `[...]` of draft-vocabulary indices `[...]`."""
+        return to_target_ids(draft_ids, self.d2t)
+
+    def initial_state(self, root_ids: Tensor) -> Tensor:
+        """State of the empty path, fp32 `[B, G]`, from the root's target token ids `[B]`."""
+        zero = torch.zeros(*root_ids.shape, self.state_size, device=self._gru_ih.device)
+        return self.advance(zero, root_ids)
+
+    def advance(self, state: Tensor, token_ids: Tensor) -> Tensor:
+        """State after choosing target tokens `[...]` from states `[..., G]`, fp32 `[..., G]`."""
+        recurrent = state @ self._from_state[:, : 3 * self.state_size]
+        return _gru_cell(state, recurrent, self._input_part(token_ids))
+
+    def hidden_part(self, h: Tensor) -> Tensor:
+        """What the backbone's output `h [..., H]` adds inside the first projection, fp32 `[..., E]`."""
+        return h.float() @ self._hidden_half
+
+    def correction(self, hidden_part: Tensor, state: Tensor, candidates: Tensor | None = None) -> Tensor:
+        """Correction of the base logits, fp32 `[..., M]`.
+
+        `hidden_part [..., E]`, `state [..., G]` and `candidates [..., M]` (draft-vocabulary indices, None for
+        all V') broadcast over their leading dimensions.
+        """
+        inner = F.silu(hidden_part + state @ self._from_state[:, 3 * self.state_size :])
+        if candidates is None:
+            return self.full_correction(inner)
+        return (self.rows(candidates) @ inner.unsqueeze(-1)).squeeze(-1)
+
+    def pack(self, state: Tensor) -> Tensor:
+        """The packed form, fp32 `[..., 4G+E]`, of states `[..., G]`."""
+        return torch.cat([state, state @ self._from_state], dim=-1)
+
+    def step(self, packed: Tensor, draft_ids: Tensor) -> Tensor:
+        """Packed states after choosing draft-vocabulary indices `[...]` from packed states `[..., 4G+E]`."""
+        if self._input_table is None:
+            inputs = self._input_part(self.target_ids(draft_ids))
+        else:
+            inputs = F.embedding(draft_ids, self._input_table)
+        state, recurrent, _ = torch.split(packed, [self.state_size, 3 * self.state_size, self.rank], dim=-1)
+        return self.pack(_gru_cell(state, recurrent, inputs))
+
+    def inner(self, hidden_part: Tensor, packed: Tensor) -> Tensor:
+        """What enters the second projection, fp32 `[..., E]`, from `hidden_part` and packed states."""
+        return F.silu(hidden_part + packed[..., 4 * self.state_size :])
+
+    def rows(self, candidates: Tensor) -> Tensor:
+        """Rows of the second projection for draft-vocabulary indices `[...]`, fp32 `[..., E]`."""
+        return F.embedding(candidates, self.proj_out).float()
+
+    def full_correction(self, inner: Tensor) -> Tensor:
+        """The second projection over all V', fp32 `[..., V']`, of `inner [..., E]`."""
+        return F.linear(inner.to(self.proj_out.dtype), self.proj_out).float()
+
+    def _input_part(self, token_ids: Tensor) -> Tensor:
+        return F.linear(self._embed(token_ids).float(), self._gru_ih)
+
+    def _make_input_table(self) -> Tensor | None:
+        """`[V', 3G]`: the GRU's input product of every draft token, where that is small."""
+        if self.vocab_size * 3 * self.state_size * 4 > TABLE_BYTES:
+            return None
+        ids = torch.arange(self.vocab_size, device=self.proj_out.device)
+        with torch.no_grad():
+            return self._input_part(self.target_ids(ids))
+
+
+def _gru_cell(state: Tensor, recurrent: Tensor, inputs: Tensor) -> Tensor:
+    """One step of `torch.nn.GRU` without biases: `state [..., G]`, products `[..., 3G]` of gates r, z, n."""
+    size = state.shape[-1]
+    gates = torch.sigmoid(inputs[..., : 2 * size] + recurrent[..., : 2 * size])
+    reset, update = torch.split(gates, size, dim=-1)
+    new = torch.tanh(torch.addcmul(inputs[..., 2 * size :], reset, recurrent[..., 2 * size :]))
+    return torch.lerp(new, state, update)
+
+
+def _check_shapes(
+    gru_ih: Tensor, gru_hh: Tensor, proj_in: Tensor, proj_out: Tensor, d2t: Tensor | None
+) -> None:
+    gates, hidden = gru_ih.shape
+    size, rank, vocab = gates // 3, proj_in.shape[0], proj_out.shape[0]
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+        "prefix_gru.weight_ih_l0": (gru_ih, (3 * size, hidden)),
+        "prefix_gru.weight_hh_l0": (gru_hh, (3 * size, size)),
+        "embed_proj.0.weight": (proj_in, (rank, hidden + size)),
+        "embed_proj.2.weight": (proj_out, (vocab, rank)),
+    }
+    if d2t is not None:
+        expected["d2t"] = (d2t, (vocab,))
+    for name, (tensor, shape) in expected.items():
+        if tuple(tensor.shape) != shape:
+            raise InvalidCheckpoint(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")

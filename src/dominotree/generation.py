@@ -1,0 +1,158 @@
+"""One request on its way from prompt to answer: its tokens, its text, when it stops, what it cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from dominotree.errors import InvalidRequest
+from dominotree.methods import Drafting
+from dominotree.sampling import Sampler, SamplingParams, TokenLogprobs
+from dominotree.text import TextCodec, TextStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FinishReason = Literal["stop", "length", "abort"]
+STAGES = ("draft", "build", "verify", "commit")
+
+
+@dataclass
+class Stats:
+    """What decoding cost. `accepted[i]` are the tokens round i committed, counted after any stop."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    new_tokens: int = 0
+    accepted: list[int] = field(default_factory=list)
+    nodes: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    stage_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    @property
+    def rounds(self) -> int:
+        """Passes of the target after prefill."""
+        return len(self.accepted)
+
+    @property
+    def mean_accepted(self) -> float:
+        """tau: tokens committed per round; 0 before the first."""
+        return sum(self.accepted) / len(self.accepted) if self.accepted else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens per second of decoding; prefill is not counted."""
+        return self.new_tokens / self.decode_s if self.decode_s > 0 else 0.0
+
+
+class Stopwatch:
+    """Milliseconds per stage, added to every `Stats` that takes part."""
+
+    def __init__(self, stats: Iterable[Stats]) -> None:
+        self._stats = list(stats)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = 1000 * (time.perf_counter() - start)
+            for stats in self._stats:
+                stats.stage_ms[name] += spent
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt as token ids, how to sample, how to draft."""
+
+    prompt: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    drafting: Drafting = field(default_factory=Drafting)
+    reuse: bool = False
+    """Whether cached keys and values of an earlier sequence with the same beginning may be taken over."""
+
+
+class Generation:
+    """A request being decoded. `tokens` holds prompt and answer; the last token is the root of the next round."""
+
+    def __init__(self, request: Request, codec: TextCodec | None, vocab_size: int, eos: Sequence[int], context: int) -> None:
+        """Raises `InvalidRequest` for a prompt that is empty, too long or holds ids outside the vocabulary."""
+        self.request = request
+        prompt = list(request.prompt)
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens; give at least one")
+        wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
+        if wrong is not None:
+            raise InvalidRequest(f"the prompt holds token id {wrong}; ids from 0 to {vocab_size - 1} are expected")
+        if len(prompt) >= context:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens and the context is {context}; shorten it or raise --context"
+            )
+        params = request.sampling
+        if params.stop and codec is None:
+            raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids")
+        self.tokens = prompt
+        self.sampler = Sampler(params, prompt, vocab_size)
+        self.stats = Stats(prompt_tokens=len(prompt))
+        self.finish_reason: FinishReason | None = None
+        self.logprobs: list[TokenLogprobs] = []
+        self.slot: int | None = None
+        self.prefilled = 0
+        self._limit = min(len(prompt) + params.max_new_tokens, context)
+        self._stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
+        self._text = None if codec is None else TextStream(codec, params.stop)
+        self._decoding_since = 0.0
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The answer's token ids, the one that stopped it included."""
+        return self.tokens[self.stats.prompt_tokens :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be added."""
+        return self._limit - len(self.tokens)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far, stop strings and stop tokens left out."""
+        return "" if self._text is None else self._text.text
+
+    def take_text(self) -> str:
+        """Text that is new since the last call, in whole characters, nothing of a stop string in it."""
+        return "" if self._text is None else self._text.take(final=self.finished)
+
+    def begin(self) -> None:
+        """The prompt is encoded; decoding starts now."""
+        self._decoding_since = time.perf_counter()
+
+    def append(self, token: int) -> bool:
+        """Adds a token to the answer; True when the answer ends with it."""
+        self.tokens.append(token)
+        self.stats.new_tokens += 1
+        if token in self._stop_ids:
+            self.finish("stop")
+        elif self._text is not None and self._text.push(token):
+            self.finish("stop")
+        elif self.remaining == 0:
+            self.finish("length")
+        return self.finished
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the answer."""
+        self.finish_reason = reason
+        if self._text is not None:
+            self._text.finish()
+        if self._decoding_since:
+            self.stats.decode_s = time.perf_counter() - self._decoding_since

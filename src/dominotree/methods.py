@@ -1,0 +1,117 @@
+"""Each published method as a composition: whose draft, how nodes are scored, chain or tree, what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.errors import InvalidRequest
+from dominotree.tree.batched import build
+from dominotree.tree.chain import base_chain, corrected_chain
+from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, Scorer, StaticScorer
+from dominotree.tree.tree import Trees
+
+Score = Literal["none", "base", "static", "conditional"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method is made of. `drafter` names the checkpoint it was published with."""
+
+    name: str
+    drafter: Literal["none", "dflash", "domino"]
+    score: Score
+    shape: Literal["none", "chain", "tree"]
+    summary: str
+
+    @property
+    def needs_head(self) -> bool:
+        """Whether the drafter must have a Domino correction head."""
+        return self.score in ("static", "conditional")
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("ar", "none", "none", "none", "plain decoding: one token a pass"),
+        Method("dflash", "dflash", "base", "chain", "DFlash: the most likely token at every depth (2602.06036)"),
+        Method("ddtree", "dflash", "base", "tree", "DDTree: best-first tree over DFlash's marginals (2604.12989)"),
+        Method("domino", "domino", "conditional", "chain", "Domino: a chain corrected along its own path (2605.29707)"),
+        Method("marginal", "domino", "base", "tree", "ablation: tree over a Domino drafter's uncorrected marginals"),
+        Method("static", "domino", "static", "tree", "ablation: tree corrected once, along the greedy path"),
+        Method(
+            "dominotree", "domino", "conditional", "tree", "DominoTree: every node corrected along its own path (2607.08642)"
+        ),
+    )
+}
+
+DEFAULT_BUDGET = 16
+DEFAULT_CANDIDATES = 64
+MAX_BUDGET = 1024
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a request drafts: the method, the most nodes its tree may have, candidates per depth (0: all), children cap."""
+
+    method: str = "dominotree"
+    budget: int = DEFAULT_BUDGET
+    candidates: int = DEFAULT_CANDIDATES
+    node_topk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InvalidRequest(f"method {self.method!r} is unknown; one of {', '.join(METHODS)} is expected")
+        for name, low, high in (("budget", 0, MAX_BUDGET), ("candidates", 0, 2**31)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise InvalidRequest(f"{name} is {value!r}; an integer from {low} to {high} is expected")
+        if self.node_topk is not None and (not isinstance(self.node_topk, int) or self.node_topk < 1):
+            raise InvalidRequest(f"node_topk is {self.node_topk!r}; a positive integer or None is expected")
+
+    @property
+    def kind(self) -> Method:
+        """The method's composition."""
+        return METHODS[self.method]
+
+    def nodes(self, draft_length: int) -> int:
+        """The most nodes a round of this drafting verifies, given K."""
+        return {"none": 0, "chain": draft_length, "tree": self.budget}[self.kind.shape]
+
+    def check(self, drafter: Drafter | None) -> None:
+        """Raises `InvalidRequest` when the drafter at hand cannot serve the method."""
+        if self.kind.shape == "none":
+            return
+        if drafter is None:
+            raise InvalidRequest(f"method {self.method} needs a drafter; give one (--drafter) or use method ar")
+        if self.kind.needs_head and drafter.head is None:
+            raise InvalidRequest(
+                f"method {self.method} needs a Domino drafter and this one is plain DFlash; use dflash or ddtree"
+            )
+
+
+def grow(drafting: Drafting, drafter: Drafter, draft: Draft, max_depth: Sequence[int]) -> Trees:
+    """The trees (or chains) to verify for a draft over a batch; `max_depth[i]` bounds the depths of sequence i."""
+    kind, base = drafting.kind, draft.base
+    if kind.shape == "chain":
+        if kind.score == "base":
+            return base_chain(base, d2t=drafter.d2t, max_depth=max_depth)
+        assert drafter.head is not None
+        return corrected_chain(base, draft.hidden, draft.roots, drafter.head, max_depth=max_depth)
+    return build(score(drafting, drafter, draft), drafting.budget, node_topk=drafting.node_topk, max_depth=max_depth)
+
+
+def score(drafting: Drafting, drafter: Drafter, draft: Draft) -> Scorer:
+    """The scorer of a tree method for a draft."""
+    kind, base = drafting.kind, draft.base
+    vocab = base.shape[-1]
+    width = min(drafting.candidates or vocab, vocab)
+    if kind.score == "base":
+        if drafting.method == "ddtree":
+            width = max(1, min(drafting.budget, vocab))
+        return MarginalScorer(base, width, drafter.d2t)
+    assert drafter.head is not None
+    made = StaticScorer if kind.score == "static" else ConditionalScorer
+    return made(base, draft.hidden, draft.roots, drafter.head, width)

@@ -1,0 +1,322 @@
+"""A target with its drafter, ready to generate: what most users need."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast, overload
+
+import torch
+
+from dominotree import hub
+from dominotree.decode import Decoder
+from dominotree.drafters.checkpoint import check_fits_target, draft_token_ids, read_checkpoint
+from dominotree.drafters.dflash import Drafter
+from dominotree.errors import InvalidRequest
+from dominotree.generation import FinishReason, Generation, Request, Stats
+from dominotree.machine import parse_device, parse_dtype, set_threads
+from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, METHODS, Drafting
+from dominotree.sampling import SamplingParams, TokenLogprobs
+from dominotree.targets.base import Target
+from dominotree.targets.load import load_target
+from dominotree.text import Message, Prompt, TextCodec, is_token_ids
+
+log = logging.getLogger("dominotree")
+
+_NIL_ACCEPTANCE = 1.1
+_ROUNDS_TO_JUDGE = 20
+
+
+@dataclass(frozen=True)
+class Output:
+    """An answer. `token_ids` include the token that stopped it, `text` does not."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stats: Stats
+    method: str
+    budget: int
+    seed: int
+    logprobs: list[TokenLogprobs] | None = None
+
+    @classmethod
+    def of(cls, generation: Generation) -> Output:
+        """The output of a finished generation."""
+        assert generation.finish_reason is not None
+        request = generation.request
+        return cls(
+            text=generation.text,
+            token_ids=generation.new_tokens,
+            finish_reason=generation.finish_reason,
+            stats=generation.stats,
+            method=request.drafting.method,
+            budget=request.drafting.budget,
+            seed=generation.sampler.seed,
+            logprobs=generation.logprobs if request.sampling.logprobs is not None else None,
+        )
+
+
+class TextIterator:
+    """Pieces of an answer's text as they come; `output` is the whole answer once they have been read."""
+
+    def __init__(self, generations: Iterator[Generation], pair: Pair) -> None:
+        self._generations, self._pair = generations, pair
+        self._output: Output | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        last = None
+        for last in self._generations:
+            piece = last.take_text()
+            if piece:
+                yield piece
+        if last is not None and last.finished:
+            self._output = Output.of(last)
+            self._pair._judge(self._output)
+
+    @property
+    def output(self) -> Output:
+        """The finished answer; read the pieces first."""
+        if self._output is None:
+            raise InvalidRequest("the answer is not finished; read all pieces before asking for the output")
+        return self._output
+
+
+class Pair:
+    """A target, its tokenizer, and the drafters at hand for it."""
+
+    def __init__(
+        self,
+        target: Target,
+        codec: TextCodec | None,
+        drafter: Drafter | None = None,
+        dflash_drafter: Drafter | Callable[[], Drafter | None] | None = None,
+        *,
+        context: int | None = None,
+        max_batch: int = 8,
+        name: str = "",
+    ) -> None:
+        """`dflash_drafter` may be a function that loads it when a method first needs it; `context` bounds prompt and answer together (None: what the target was made for)."""
+        if context is not None and context < 2:
+            raise InvalidRequest(f"context is {context}; at least 2 tokens are expected")
+        if max_batch < 1:
+            raise InvalidRequest(f"max_batch is {max_batch}; a positive integer is expected")
+        self.target, self.codec, self.name = target, codec, name
+        self.drafter, self._dflash = drafter, dflash_drafter
+        self.context = target.max_positions if context is None else context
+        self.max_batch = max_batch
+        self._decoders: dict[int, Decoder] = {}
+        self._said: set[str] = set()
+
+    @property
+    def dflash_drafter(self) -> Drafter | None:
+        """The plain DFlash drafter, loaded at first use; None where there is none."""
+        if self._dflash is not None and not isinstance(self._dflash, Drafter):
+            self._dflash = self._dflash()
+        return self._dflash
+
+    @overload
+    def generate(self, prompt: str | Sequence[Message] | Sequence[int], **options: Any) -> Output: ...
+    @overload
+    def generate(
+        self, prompt: Sequence[str] | Sequence[Sequence[Message]] | Sequence[Sequence[int]], **options: Any
+    ) -> list[Output]: ...
+
+    def generate(self, prompt: Any, **options: Any) -> Output | list[Output]:
+        """The answer to a prompt, or the answers to a list of prompts decoded together.
+
+        A str is one chat turn (plain text with `raw=True`), a list of dicts a conversation, a list of ints token
+        ids, a list of any of these a batch. Options: `method`, `budget`, `candidates`, `node_topk`; `sampling` (a
+        `SamplingParams`) or its fields by name; `system`, `raw`. Raises `InvalidRequest` for what cannot be served.
+        """
+        batch = is_batch(prompt)
+        prompts = list(prompt) if batch else [prompt]
+        sampling, drafting, form = self._options(options)
+        requests = [Request(self.prompt_ids(p, **form), sampling, drafting) for p in prompts]
+        outputs = [Output.of(generation) for generation in self.decoder(requests).run(requests)]
+        for output in outputs:
+            self._judge(output)
+        return outputs if batch else outputs[0]
+
+    def stream(self, prompt: Prompt, **options: Any) -> TextIterator:
+        """The answer to one prompt, piece by piece; options as for `generate`."""
+        sampling, drafting, form = self._options(options)
+        request = Request(self.prompt_ids(prompt, **form), sampling, drafting)
+        return TextIterator(self.decoder([request]).stream(request), self)
+
+    def chat(self, *, system: str | None = None, **options: Any) -> Chat:
+        """A conversation that keeps what it has encoded; options as for `generate`."""
+        return Chat(self, system, options)
+
+    def prompt_ids(self, prompt: Prompt, *, raw: bool = False, system: str | None = None) -> list[int]:
+        """Token ids of a prompt of any kind."""
+        if self.codec is not None:
+            return self.codec.prompt_ids(prompt, raw=raw, system=system)
+        if not is_token_ids(prompt):
+            raise InvalidRequest("this pair has no tokenizer; give the prompt as token ids")
+        return list(cast("Sequence[int]", prompt))
+
+    def drafter_for(self, method: str) -> Drafter | None:
+        """The drafter a method runs with; says so once where it is not the kind it was published with."""
+        kind = METHODS[method].drafter
+        if kind == "none":
+            return None
+        if kind == "dflash" and self.dflash_drafter is not None:
+            return self.dflash_drafter
+        if kind == "dflash" and self.drafter is not None and self.drafter.head is not None:
+            self._say(f"{method} runs on the Domino drafter's uncorrected backbone; no DFlash drafter is at hand")
+        return self.drafter if self.drafter is not None else self.dflash_drafter
+
+    def decoder(self, requests: Sequence[Request], *, context: int | None = None) -> Decoder:
+        """A decoder with room for `requests`, kept for the next ones."""
+        methods = {request.drafting.method for request in requests}
+        drafters = {id(d): d for d in (self.drafter_for(m) for m in sorted(methods)) if d is not None}
+        if len(drafters) > 1:
+            raise InvalidRequest(f"methods {', '.join(sorted(methods))} use different drafters; run them one after another")
+        drafter = next(iter(drafters.values()), None)
+        length = drafter.draft_length if drafter else 0
+        nodes = max(request.drafting.nodes(length) for request in requests)
+        longest = max(len(request.prompt) + request.sampling.max_new_tokens for request in requests)
+        wanted = context or min(self.context, (longest + 511) // 512 * 512)
+        slots = min(len(requests), self.max_batch)
+        held = self._decoders.get(id(drafter))
+        if held is not None and held.context >= wanted and held.slots >= slots and held.max_nodes >= nodes and not held.busy:
+            return held
+        if held is not None:
+            wanted, slots, nodes = max(wanted, held.context), max(slots, held.slots), max(nodes, held.max_nodes)
+        made = Decoder(self.target, drafter, self.codec, slots=slots, context=wanted, max_nodes=nodes)
+        self._decoders[id(drafter)] = made
+        return made
+
+    def _options(self, options: dict[str, Any]) -> tuple[SamplingParams, Drafting, dict[str, Any]]:
+        options = dict(options)
+        form = {name: options.pop(name) for name in ("raw", "system") if name in options}
+        default = "ar" if self.drafter is None and self._dflash is None else "ddtree"
+        if self.drafter is not None and self.drafter.head is not None:
+            default = "dominotree"
+        drafting = Drafting(
+            method=options.pop("method", None) or default,
+            budget=options.pop("budget", DEFAULT_BUDGET),
+            candidates=options.pop("candidates", DEFAULT_CANDIDATES),
+            node_topk=options.pop("node_topk", None),
+        )
+        sampling = options.pop("sampling", None) or SamplingParams()
+        unknown = sorted(set(options) - set(SamplingParams.__dataclass_fields__))
+        if unknown:
+            raise InvalidRequest(
+                f"option {unknown[0]!r} is unknown; method, budget, candidates, node_topk, sampling, system, raw or a "
+                f"field of SamplingParams ({', '.join(SamplingParams.__dataclass_fields__)}) is expected"
+            )
+        return replace(sampling, **options), drafting, form
+
+    def _judge(self, output: Output) -> None:
+        stats = output.stats
+        if output.method != "ar" and stats.rounds >= _ROUNDS_TO_JUDGE and stats.mean_accepted < _NIL_ACCEPTANCE:
+            self._say(
+                f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): the output is correct but "
+                "drafting only costs time; check that it was made for this target, or use method ar"
+            )
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text)
+
+
+class Chat:
+    """A conversation; every turn re-uses the keys and values of what it has in common with the one before."""
+
+    def __init__(self, pair: Pair, system: str | None, options: dict[str, Any]) -> None:
+        self.pair = pair
+        self.options = dict(options)
+        self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+
+    def send(self, text: str) -> TextIterator:
+        """The answer to the next user turn, piece by piece; it joins the conversation once all were read."""
+        sampling, drafting, _ = self.pair._options(self.options)
+        turn = [*self.messages, {"role": "user", "content": text}]
+        request = Request(self.pair.prompt_ids(turn), sampling, drafting, reuse=True)
+        decoder = self.pair.decoder([request], context=self.pair.context)
+        return TextIterator(self._remember(decoder.stream(request), turn), self.pair)
+
+    def _remember(self, generations: Iterator[Generation], turn: list[Message]) -> Iterator[Generation]:
+        for generation in generations:
+            if generation.finished:
+                self.messages = [*turn, {"role": "assistant", "content": generation.text}]
+            yield generation
+
+
+def is_batch(prompt: Any) -> bool:
+    """Whether `prompt` is a list of prompts. Raises `InvalidRequest` for what is no kind of prompt."""
+    if isinstance(prompt, str) or (isinstance(prompt, (list, tuple)) and prompt and is_token_ids(prompt)):
+        return False
+    if not isinstance(prompt, (list, tuple)):
+        raise InvalidRequest(
+            f"the prompt is a {type(prompt).__name__}; a str, a list of messages, a list of token ids or a list of those is expected"
+        )
+    if not prompt:
+        raise InvalidRequest("the list of prompts is empty; give at least one prompt")
+    if all(isinstance(part, dict) for part in prompt):
+        return False
+    if all(isinstance(part, (str, list, tuple)) for part in prompt):
+        return True
+    raise InvalidRequest("the list mixes kinds of prompts; give str, conversations or token ids, not numbers beside text")
+
+
+def load(
+    name: str | None = None,
+    *,
+    target: str | None = None,
+    drafter: str | None = None,
+    dflash_drafter: str | None = None,
+    dtype: str | torch.dtype = "auto",
+    device: str = "auto",
+    exact: bool | None = None,
+    threads: int | None = None,
+    context: int | None = None,
+    max_batch: int = 8,
+    progress: bool = True,
+) -> Pair:
+    """A target with its drafter.
+
+    `name` is a named pair of ours, or use `target` and `drafter`: local folders, hub ids or names of pairs; drafter
+    "none" leaves it out. Without either it is the default pair. `dtype` "auto" takes bf16 where the hardware has it.
+    `exact`: see `DecoderTarget`. Raises `ModelNotFound`, `UnsupportedModel`, `InvalidCheckpoint` with one line each.
+    """
+    set_threads(threads)
+    chosen = target or name or hub.DEFAULT_PAIR
+    if target is not None and name is not None:
+        raise InvalidRequest("give a pair's name or a target, not both")
+    on = parse_device(device)
+    folder = hub.resolve_target(chosen, progress=progress)
+    model = load_target(folder, dtype=parse_dtype(dtype, on), device=on, exact=exact)
+    codec = TextCodec.from_folder(folder)
+    if drafter is None and chosen in hub.PAIRS and hub.PAIRS[chosen].drafter is not None:
+        drafter = f"{chosen}-domino"
+    if dflash_drafter is None and chosen in hub.PAIRS and hub.has_drafter(f"{chosen}-dflash"):
+        dflash_drafter = f"{chosen}-dflash"
+
+    def read(wanted: str | None) -> Drafter | None:
+        return _load_drafter(wanted, model, codec, progress)
+
+    later = None if dflash_drafter in (None, "none") else lambda: read(dflash_drafter)
+    return Pair(model, codec, read(drafter), later, context=context, max_batch=max_batch, name=chosen)
+
+
+def _load_drafter(name: str | None, target: Target, codec: TextCodec, progress: bool) -> Drafter | None:
+    if name is None or name == "none":
+        return None
+    folder: Path = hub.resolve_drafter(name, progress=progress)
+    config, tensors = read_checkpoint(folder)
+    check_fits_target(
+        config,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        num_layers=target.num_layers,
+        stop_token_ids=target.eos_token_ids,
+        tokenizer_size=codec.vocab_size,
+        draft_tokens=draft_token_ids(tensors),
+    )
+    return Drafter(config, tensors, target)

@@ -1,0 +1,114 @@
+"""One pre-norm decoder layer: the target's, and (with query and key norms) the drafter's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from dominotree.errors import UnsupportedModel
+from dominotree.targets.attention import Attention
+from dominotree.targets.linear import Linear
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes and biases of a layer."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    qk_norm: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer; query/key/value and gate/up are fused."""
+
+    shape: LayerShape
+    input_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, index: int, x: torch.Tensor, attend: Attention) -> torch.Tensor:
+        """`x` `[rows, hidden]` -> the layer's output, same shape; `attend` is told the layer's index."""
+        eps = self.shape.eps
+        qkv = self.qkv(normalise(x, self.input_norm, eps))
+        if self.q_norm is not None and self.k_norm is not None:
+            qkv = self._normalise_heads(qkv, self.q_norm, self.k_norm)
+        x = x + self.output(attend(index, qkv))
+        gate, up = self.gate_up(normalise(x, self.mlp_norm, eps)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    def linears(self) -> tuple[Linear, ...]:
+        """The layer's linear maps."""
+        return self.qkv, self.output, self.gate_up, self.down
+
+    def _normalise_heads(self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor) -> torch.Tensor:
+        s = self.shape
+        by_head = qkv.view(qkv.shape[0], -1, s.head_dim)
+        q, k, v = by_head.split((s.heads, s.kv_heads, s.kv_heads), dim=1)
+        return torch.cat((normalise(q, q_norm, s.eps), normalise(k, k_norm, s.eps), v), dim=1).flatten(1)
+
+
+def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm over the last axis."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+class Weights:
+    """Takes tensors by name with the shape they must have, in one dtype on one device."""
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device, *, owner: str
+    ) -> None:
+        self._tensors, self._dtype, self._device, self._owner = tensors, dtype, device, owner
+
+    def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """The tensor `name`; raises `UnsupportedModel` when it is missing or of another shape."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise UnsupportedModel(f"tensor {name} is missing from the weights of {self._owner}")
+        if tuple(tensor.shape) != tuple(shape):
+            raise UnsupportedModel(
+                f"tensor {name} of {self._owner} has shape {tuple(tensor.shape)}; its config says {tuple(shape)}"
+            )
+        return tensor.to(self._device, self._dtype)
+
+    def linear(self, names: Sequence[str], outs: Sequence[int], width: int, bias: bool = False) -> Linear:
+        """The linear layers `names` stacked into one."""
+        weight = [self.take(f"{name}.weight", (out, width)) for name, out in zip(names, outs, strict=True)]
+        biases = [self.take(f"{name}.bias", (out,)) for name, out in zip(names, outs, strict=True)] if bias else []
+        return Linear(torch.cat(weight), torch.cat(biases) if bias else None)
+
+
+def read_layer(weights: Weights, prefix: str, shape: LayerShape) -> Layer:
+    """The layer whose tensors start with `prefix`, in the naming that Llama and Qwen share."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    heads = [attention + name for name in ("q_proj", "k_proj", "v_proj")]
+    wide = [mlp + "gate_proj", mlp + "up_proj"]
+    return Layer(
+        shape=shape,
+        input_norm=weights.take(prefix + "input_layernorm.weight", (shape.hidden,)),
+        qkv=weights.linear(heads, (q, kv, kv), shape.hidden, shape.qkv_bias),
+        q_norm=weights.take(attention + "q_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
+        k_norm=weights.take(attention + "k_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
+        output=weights.linear([attention + "o_proj"], (shape.hidden,), q, shape.output_bias),
+        mlp_norm=weights.take(prefix + "post_attention_layernorm.weight", (shape.hidden,)),
+        gate_up=weights.linear(wide, (shape.intermediate,) * 2, shape.hidden, shape.mlp_bias),
+        down=weights.linear([mlp + "down_proj"], (shape.hidden,), shape.intermediate, shape.mlp_bias),
+    )

@@ -1,0 +1,53 @@
+"""Chains, the special case of a tree with one child per node: `dflash` and `domino`."""
+
+import torch
+from torch import Tensor
+
+from dominotree.drafters.domino import DominoHead, to_target_ids
+from dominotree.tree.limits import Limit, per_sequence
+from dominotree.tree.tree import Trees
+
+
+def base_chain(base: Tensor, *, d2t: Tensor | None = None, max_depth: Limit | None = None) -> Trees:
+    """The most likely token at every depth on its own (DFlash, arXiv 2602.06036).
+
+    `base [B, K, V']` are base logits of any float dtype, `d2t` the offsets of a draft vocabulary; `max_depth`
+    cuts the chain. Gives chains of K nodes; scores are sums of log-probabilities over V'.
+    """
+    base = base.float()
+    best = base.argmax(dim=-1)
+    log_prob = base.gather(-1, best[..., None])[..., 0] - torch.logsumexp(base, dim=-1)
+    return _chain(to_target_ids(best, d2t), log_prob, max_depth)
+
+
+def corrected_chain(
+    base: Tensor, hidden: Tensor, root_ids: Tensor, head: DominoHead, *, max_depth: Limit | None = None
+) -> Trees:
+    """The most likely token at every depth given the tokens above it (Domino, arXiv 2605.29707).
+
+    `base [B, K, V']` and `hidden [B, K, H]` are the backbone's logits and output, `root_ids [B]` target ids
+    of the roots. The correction covers all V'; depths below the head's `prefix_len` are left as they are.
+    """
+    hidden_part = head.hidden_part(hidden)
+    state = head.pack(head.initial_state(root_ids))
+    best, log_prob = [], []
+    for depth in range(base.shape[1]):
+        logits = base[:, depth].float()
+        if depth >= head.prefix_len:
+            logits = logits + head.full_correction(head.inner(hidden_part[:, depth], state))
+        top = logits.argmax(dim=-1)
+        best.append(top)
+        log_prob.append(logits.gather(-1, top[:, None])[:, 0] - torch.logsumexp(logits, dim=-1))
+        if depth + 1 < base.shape[1]:
+            state = head.step(state, top)
+    return _chain(head.target_ids(torch.stack(best, dim=1)), torch.stack(log_prob, dim=1), max_depth)
+
+
+def _chain(token: Tensor, log_prob: Tensor, max_depth: Limit | None) -> Trees:
+    batch, levels = token.shape
+    depth = torch.arange(levels, device=token.device).expand(batch, -1).contiguous()
+    full = torch.full((batch,), levels, dtype=torch.int64, device=token.device)
+    trees = Trees(token, depth - 1, depth, log_prob.cumsum(dim=1), full, levels)
+    if max_depth is None:
+        return trees
+    return trees.first(torch.tensor(per_sequence(max_depth, batch, levels, "max_depth")))

@@ -1,0 +1,73 @@
+"""Sorting with the tie rules every builder shares: larger value first, then smaller index."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dominotree.errors import NumericalError
+
+
+def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of fp32 `values [..., N]` and their indices, both `[..., k]`; ties: smaller index first.
+
+    Runs without a host sync and can be traced. `torch.topk` promises no order among equal values, so value
+    and index are joined into one integer key, of which no two are equal.
+    """
+    bits = torch.where(values == 0, 0.0, values).view(torch.int32)  # -0.0 and 0.0 have to tie
+    ascending = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(torch.int64)
+    last_first = torch.arange(values.shape[-1], device=values.device).neg() + (2**32 - 1)
+    indices = torch.topk((ascending << 32) + last_first, k, dim=-1).indices
+    return values.gather(-1, indices), indices
+
+
+def top_candidates(base: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The candidates of every depth: base logits fp32 and draft-vocabulary indices int64, both `[B, K, M]`.
+
+    `base [B, K, V']` may have any float dtype; M is `width`, at most V', or V' where `width` is 0. Ordered by
+    logit descending, then index ascending. On a CPU a depth without a finite largest logit raises
+    `NumericalError`; elsewhere, and while tracing, nothing is checked, so that nothing waits for the device.
+    """
+    base = base.float()
+    vocab = base.shape[-1]
+    width = min(width, vocab) if width else vocab
+    if base.device.type != "cpu" or torch.compiler.is_compiling():
+        return stable_topk(base, width)
+    if width == vocab:
+        logits, ids = torch.sort(base, dim=-1, descending=True, stable=True)
+    else:
+        logits, ids = _topk_on_cpu(base, width)
+    check_finite(logits[..., 0])
+    return logits, ids
+
+
+def check_finite(values: Tensor) -> None:
+    """Raise `NumericalError` where a value is NaN or infinite, on a CPU and outside a trace only."""
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if not bool(torch.isfinite(values).all()):
+        raise NumericalError(
+            "the drafter produced NaN or infinite values; its weights or its target are broken"
+        )
+
+
+def _topk_on_cpu(base: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """`stable_topk` for long rows: float selection first, then repairs where equal values meet."""
+    logits, ids = torch.topk(base, width + 1, dim=-1)
+    equal = logits[..., 1:] == logits[..., :-1]
+    cut = equal[..., -1]
+    logits, ids = logits[..., :width], ids[..., :width]
+    if not bool(equal.any()):
+        return logits, ids
+    ids, _ = torch.sort(ids, dim=-1)
+    for where in cut.nonzero().tolist():
+        row = base[tuple(where)].numpy()
+        ids[tuple(where)] = torch.from_numpy(_first_at_least(row, float(logits[tuple(where)][-1]), width))
+    logits, order = torch.sort(base.gather(-1, ids), dim=-1, descending=True, stable=True)
+    return logits, ids.gather(-1, order)
+
+
+def _first_at_least(row: np.ndarray, least: float, width: int) -> np.ndarray:
+    """Indices, ascending, of the `width` largest of `row`, of which `least` is the last; ties as above."""
+    above = np.flatnonzero(row > least)
+    level = np.flatnonzero(row == least)[: width - above.size]
+    return np.sort(np.concatenate([above, level]))

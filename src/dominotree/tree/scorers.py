@@ -1,0 +1,172 @@
+"""How the nodes of a tree are scored: the three scorers of the ablation (DominoTree, arXiv 2607.08642)."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dominotree.drafters.domino import DominoHead, to_target_ids
+from dominotree.tree.order import check_finite, top_candidates
+
+
+class Scorer(Protocol):
+    """Log-probabilities of the candidates of one round: B sequences, K depths, M candidates a depth.
+
+    A *lane* is a node whose children are being scored; its state, `[S]`, is what the scorer has to know of
+    the path to it. S may be 0.
+    """
+
+    candidates: Tensor
+    """`[B, K, M]` int64, draft-vocabulary indices: base logit descending, then index ascending."""
+    tokens: Tensor
+    """`[B, K, M]` int64, the same candidates as target token ids."""
+
+    def root_state(self) -> Tensor:
+        """State of the empty path, `[B, S]`."""
+        ...
+
+    def advance(self, state: Tensor, draft_ids: Tensor) -> Tensor:
+        """States `[..., S]` after choosing draft-vocabulary indices `[...]`."""
+        ...
+
+    def log_probs(self, depth: int, state: Tensor) -> Tensor:
+        """Log-probabilities of the candidates of `depth`, fp32 `[B, L, M]`, for states `[B, L, S]`."""
+        ...
+
+    def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
+        """The same for L lanes anywhere, fp32 `[L, M]`: `state [L, S]`, lane i proposing at `depth[i]`."""
+        ...
+
+
+class SharedScorer:
+    """A scorer whose log-probabilities, fp32 `[B, K, M]`, do not depend on the path."""
+
+    def __init__(self, candidates: Tensor, tokens: Tensor, log_prob: Tensor) -> None:
+        """Take candidates and their target ids, int64 `[B, K, M]`, and `log_prob [B, K, M]`."""
+        self.candidates = candidates
+        self.tokens = tokens
+        self._log_prob = log_prob
+
+    def root_state(self) -> Tensor:
+        """An empty state, `[B, 0]`."""
+        return self._log_prob.new_empty(self._log_prob.shape[0], 0)
+
+    def advance(self, state: Tensor, draft_ids: Tensor) -> Tensor:
+        """The empty states `[..., 0]` as they are, one a choice."""
+        return state
+
+    def log_probs(self, depth: int, state: Tensor) -> Tensor:
+        """Log-probabilities `[B, L, M]` of the candidates of `depth`."""
+        return self._log_prob[:, depth, None].expand(-1, state.shape[1], -1)
+
+    def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
+        """Log-probabilities `[L, M]` of lanes anywhere."""
+        return self._log_prob.flatten(0, 1)[_flat(sequence, depth, self._log_prob)]
+
+
+class MarginalScorer(SharedScorer):
+    """Base logits, normalised over the whole (draft) vocabulary: `ddtree`, `caddtree` and `marginal`."""
+
+    def __init__(self, base: Tensor, width: int, d2t: Tensor | None = None) -> None:
+        """Take base logits `[B, K, V']`, the candidate width M (0: V') and the draft vocabulary's offsets.
+
+        Raises `NumericalError` on a CPU where a depth has no finite largest logit.
+        """
+        logits, candidates = top_candidates(base, width)
+        log_prob = logits - torch.logsumexp(base.float(), dim=-1, keepdim=True)
+        super().__init__(candidates, to_target_ids(candidates, d2t), log_prob)
+
+
+class ConditionalScorer:
+    """Logits corrected along each node's own path, normalised within the M-slice: `dominotree`.
+
+    Depths below the head's `prefix_len` use base logits normalised over the whole (draft) vocabulary.
+    """
+
+    def __init__(self, base: Tensor, hidden: Tensor, root_ids: Tensor, head: DominoHead, width: int) -> None:
+        """Take base logits `[B, K, V']`, the backbone's output `[B, K, H]`, target ids `[B]` of the roots.
+
+        `width` is M, 0 for V'. Raises `NumericalError` on a CPU where a depth has no finite largest logit.
+        """
+        self._logits, self.candidates = top_candidates(base, width)
+        self.tokens = head.target_ids(self.candidates)
+        self._head = head
+        self._hidden_part = head.hidden_part(hidden)
+        check_finite(self._hidden_part)
+        self._root_ids = root_ids
+        self._prefix = min(head.prefix_len, base.shape[1])
+        normaliser = torch.logsumexp(base[:, : self._prefix].float(), dim=-1, keepdim=True)
+        self._prefix_log_prob = self._logits[:, : self._prefix] - normaliser
+        # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
+        self._all = self.candidates.shape[-1] == head.vocab_size
+        self._rows = None if self._all else head.rows(self.candidates).transpose(-1, -2)  # [B, K, E, M]
+
+    def root_state(self) -> Tensor:
+        """Packed state of the empty path, `[B, 4G+E]`."""
+        return self._head.pack(self._head.initial_state(self._root_ids))
+
+    def advance(self, state: Tensor, draft_ids: Tensor) -> Tensor:
+        """Packed states `[..., 4G+E]` after choosing draft-vocabulary indices `[...]`."""
+        return self._head.step(state, draft_ids)
+
+    def log_probs(self, depth: int, state: Tensor) -> Tensor:
+        """Log-probabilities `[B, L, M]` of the candidates of `depth`, for packed states `[B, L, 4G+E]`."""
+        if depth < self._prefix:
+            return self._prefix_log_prob[:, depth, None].expand(-1, state.shape[1], -1)
+        inner = self._head.inner(self._hidden_part[:, depth, None], state)
+        logits = self._logits[:, depth, None]
+        if self._rows is None:
+            ids = self.candidates[:, depth, None].expand(-1, state.shape[1], -1)
+            corrected = logits + self._head.full_correction(inner).gather(-1, ids)
+        else:
+            corrected = torch.baddbmm(logits, inner, self._rows[:, depth])
+        return torch.log_softmax(corrected, dim=-1)
+
+    def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
+        """Log-probabilities `[L, M]` of lanes anywhere, those of one sequence and depth best in a row."""
+        where = _flat(sequence, depth, self.candidates)
+        inner = self._head.inner(self._hidden_part.flatten(0, 1)[where], state)
+        if self._rows is None:
+            ids = self.candidates.flatten(0, 1)[where]
+            corrected = self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
+        else:
+            runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
+            parts = torch.split(inner, [length for _, length in runs])
+            corrected = torch.cat(
+                [
+                    torch.addmm(self._logits[at], x, self._rows[at])
+                    for (at, _), x in zip(runs, parts, strict=True)
+                ]
+            )
+        log_prob = torch.log_softmax(corrected, dim=-1)
+        for i, (b, d) in enumerate(zip(sequence, depth, strict=True)):
+            if d < self._prefix:
+                log_prob[i] = self._prefix_log_prob[b, d]
+        return log_prob
+
+
+class StaticScorer(SharedScorer):
+    """Logits corrected once, along the greedy path, and shared by all nodes of a depth: `static`.
+
+    The greedy path takes, at every depth, the candidate with the largest corrected logit within the M-slice
+    (the largest base logit at prefix depths); ties go to the earlier candidate.
+    """
+
+    def __init__(self, base: Tensor, hidden: Tensor, root_ids: Tensor, head: DominoHead, width: int) -> None:
+        """Take what `ConditionalScorer` takes."""
+        along = ConditionalScorer(base, hidden, root_ids, head, width)
+        state = along.root_state()[:, None]
+        rows = []
+        for depth in range(base.shape[1]):
+            rows.append(along.log_probs(depth, state)[:, 0])
+            best = rows[-1].argmax(dim=-1, keepdim=True)
+            state = along.advance(state, along.candidates[:, depth].gather(1, best))
+        super().__init__(along.candidates, along.tokens, torch.stack(rows, dim=1))
+
+
+def _flat(sequence: Sequence[int], depth: Sequence[int], like: Tensor) -> Tensor:
+    """Indices `[L]` of `(sequence, depth)` in the first two dimensions of `like`, flattened."""
+    depths = like.shape[1]
+    return torch.tensor([b * depths + d for b, d in zip(sequence, depth, strict=True)], device=like.device)
