@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/build_tree.py
 
-The drafter is random in the shapes of the default pair, its logits peaked about as a trained drafter's are.
+The drafter is random, in the shapes of the default pair; `--peak` says how peaked its logits are.
 "build" is given a scorer that is ready; "round" makes the scorer anew each time, as decoding does.
 """
 
@@ -43,19 +43,17 @@ def random_round(batch: int, seed: int, peak: float) -> Callable[[], Conditional
     return lambda: ConditionalScorer(base, hidden, roots, head, WIDTH)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def paired(fast: Callable[[], object], slow: Callable[[], object], pairs: int) -> tuple[float, float, float]:
+def paired(
+    fast: Callable[[], object], slow: Callable[[], object], pairs: int, clock: Callable[[], float]
+) -> tuple[float, float, float]:
     """Median seconds of both and the median of the ratio, over interleaved pairs after a warm-up."""
-    for _ in range(3):
-        fast()
-        slow()
-    times = [(seconds(fast), seconds(slow)) for _ in range(pairs)]
+
+    def seconds(work: Callable[[], object]) -> float:
+        start = clock()
+        work()
+        return clock() - start
+
+    times = [(seconds(fast), seconds(slow)) for _ in range(pairs + 3)][3:]
     return (
         statistics.median(a for a, _ in times),
         statistics.median(b for _, b in times),
@@ -68,8 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--peak", type=float, default=2.0)
+    parser.add_argument("--peak", type=float, default=3.0, help="larger: deeper trees")
+    parser.add_argument("--cpu-time", action="store_true", help="processor time: steadier on a busy machine")
     args = parser.parse_args()
+    clock = time.process_time if args.cpu_time else time.perf_counter
     torch.set_num_threads(1)
     make = random_round(args.batch, seed=0, peak=args.peak)
     with torch.inference_mode():
@@ -81,10 +81,10 @@ def main() -> None:
         for n in (4, 8, 16, 32, 64, 128):
             depth = int(build(scorer, n).depth.max()) + 1
             a, b, ratio = paired(
-                lambda n=n: build(scorer, n), lambda n=n: build_reference(scorer, n), args.pairs
+                lambda n=n: build(scorer, n), lambda n=n: build_reference(scorer, n), args.pairs, clock
             )
             c, d, whole = paired(
-                lambda n=n: build(make(), n), lambda n=n: build_reference(make(), n), args.pairs
+                lambda n=n: build(make(), n), lambda n=n: build_reference(make(), n), args.pairs, clock
             )
             print(
                 f"{n:4d} {depth:6d} {a * 1e3:10.3f} {b * 1e3:8.3f} {ratio:6.3f} "

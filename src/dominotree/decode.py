@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
 import torch
 
@@ -87,7 +87,7 @@ class Decoder:
                 self.abort(generation)
         return generations
 
-    def stream(self, request: Request) -> Iterator[Generation]:
+    def stream(self, request: Request) -> Generator[Generation, None, None]:
         """Decodes one request, handing it out after its prefill and after every round."""
         generation = self.add(request)
         try:

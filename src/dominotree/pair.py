@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, overload
@@ -68,13 +69,21 @@ class TextIterator:
 
     def __iter__(self) -> Iterator[str]:
         last = None
-        for last in self._generations:
-            piece = last.take_text()
-            if piece:
-                yield piece
+        try:
+            for last in self._generations:
+                piece = last.take_text()
+                if piece:
+                    yield piece
+        finally:
+            self.close()
         if last is not None and last.finished:
             self._output = Output.of(last)
             self._pair._judge(self._output)
+
+    def close(self) -> None:
+        """Ends an answer that is not to be read further, so that its slot is free at once."""
+        if isinstance(self._generations, Generator):
+            self._generations.close()
 
     @property
     def output(self) -> Output:
@@ -101,6 +110,8 @@ class Pair:
         """`dflash_drafter` may be a function that loads it when a method first needs it; `context` bounds prompt and answer together (None: what the target was made for)."""
         if context is not None and context < 2:
             raise InvalidRequest(f"context is {context}; at least 2 tokens are expected")
+        if context is not None and context > target.max_positions:
+            raise InvalidRequest(f"context is {context}; this target was made for at most {target.max_positions} tokens")
         if max_batch < 1:
             raise InvalidRequest(f"max_batch is {max_batch}; a positive integer is expected")
         self.target, self.codec, self.name = target, codec, name
@@ -116,6 +127,13 @@ class Pair:
         if self._dflash is not None and not isinstance(self._dflash, Drafter):
             self._dflash = self._dflash()
         return self._dflash
+
+    @property
+    def default_method(self) -> str:
+        """What decodes where no method is named: what the drafter at hand is for, `ar` without one."""
+        if self.drafter is not None and self.drafter.head is not None:
+            return "dominotree"
+        return "ar" if self.drafter is None and self._dflash is None else "ddtree"
 
     @overload
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **options: Any) -> Output: ...
@@ -192,12 +210,9 @@ class Pair:
 
     def _options(self, options: dict[str, Any]) -> tuple[SamplingParams, Drafting, dict[str, Any]]:
         options = dict(options)
-        form = {name: options.pop(name) for name in ("raw", "system") if name in options}
-        default = "ar" if self.drafter is None and self._dflash is None else "ddtree"
-        if self.drafter is not None and self.drafter.head is not None:
-            default = "dominotree"
+        form: dict[str, Any] = {name: options.pop(name) for name in ("raw", "system") if name in options}
         drafting = Drafting(
-            method=options.pop("method", None) or default,
+            method=options.pop("method", None) or self.default_method,
             budget=options.pop("budget", DEFAULT_BUDGET),
             candidates=options.pop("candidates", DEFAULT_CANDIDATES),
             node_topk=options.pop("node_topk", None),
@@ -241,11 +256,14 @@ class Chat:
         decoder = self.pair.decoder([request], context=self.pair.context)
         return TextIterator(self._remember(decoder.stream(request), turn), self.pair)
 
-    def _remember(self, generations: Iterator[Generation], turn: list[Message]) -> Iterator[Generation]:
-        for generation in generations:
-            if generation.finished:
-                self.messages = [*turn, {"role": "assistant", "content": generation.text}]
-            yield generation
+    def _remember(
+        self, generations: Generator[Generation, None, None], turn: list[Message]
+    ) -> Iterator[Generation]:
+        with closing(generations):
+            for generation in generations:
+                if generation.finished:
+                    self.messages = [*turn, {"role": "assistant", "content": generation.text}]
+                yield generation
 
 
 def is_batch(prompt: Any) -> bool:
@@ -290,8 +308,9 @@ def load(
     if target is not None and name is not None:
         raise InvalidRequest("give a pair's name or a target, not both")
     on = parse_device(device)
+    kind = parse_dtype(dtype, on)
     folder = hub.resolve_target(chosen, progress=progress)
-    model = load_target(folder, dtype=parse_dtype(dtype, on), device=on, exact=exact)
+    model = load_target(folder, dtype=kind, device=on, exact=exact)
     codec = TextCodec.from_folder(folder)
     if drafter is None and chosen in hub.PAIRS and hub.PAIRS[chosen].drafter is not None:
         drafter = f"{chosen}-domino"

@@ -170,15 +170,17 @@ def test_calibration_is_read_as_bins_or_as_single_nodes(tmp_path):
     written(tmp_path, line())
     written(
         tmp_path,
-        '{"depth": 0, "bin_low": 0.5, "bin_high": 0.6, "n": 10, "mean_predicted": 0.55, "accepted_rate": 0.4}',
+        '{"depth": 0, "bin_low": 0.5, "bin_high": 0.6, "n": 9, "mean_predicted": 0.55, "accepted_rate": 0.4}',
         '{"depth": 1, "predicted": 0.91, "accepted": true}',
         '{"depth": 1, "predicted": 0.97, "accepted": 0}',
         name="calibration.jsonl",
     )
     given, made = read_records([tmp_path]).calibration
-    assert (given.label, given.depth, given.n, given.accepted_rate) == ("a", 0, 10, 0.4)
+    assert (given.label, given.depth, given.n, given.accepted_rate) == ("a", 0, 9, 0.4)
     assert (made.depth, made.n, made.accepted_rate) == (1, 2, 0.5)
     assert made.mean_predicted == pytest.approx(0.94)
     written(tmp_path, '{"depth": 0, "predicted": 1.5, "accepted": 1}', name="calibration.jsonl")
-    with pytest.raises(InvalidRecord, match=r"calibration\.jsonl:1: field 'predicted' is 1\.5, expected a prob"):
+    with pytest.raises(
+        InvalidRecord, match=r"calibration\.jsonl:1: field 'predicted' is 1\.5, expected a prob"
+    ):
         read_records([tmp_path])

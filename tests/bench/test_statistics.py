@@ -1,6 +1,5 @@
 import json
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +35,19 @@ def record(method="dominotree", budget=None, speed=10.0, dataset="gsm8k", sample
     tau = more.pop("tau", 2.0)
     turn = more.pop("turn", 0)
     return Record(
-        run, "m", method, budget, dataset, temperature, sample, turn, 100, 100 / (speed or 1), speed, tau, **more
+        run,
+        "m",
+        method,
+        budget,
+        dataset,
+        temperature,
+        sample,
+        turn,
+        100,
+        100 / (speed or 1),
+        speed,
+        tau,
+        **more,
     )
 
 
@@ -44,7 +55,9 @@ def cell(found, **where):
     chosen = [
         c
         for c in found
-        if all(getattr(c, name, getattr(c.configuration, name, None)) == value for name, value in where.items())
+        if all(
+            getattr(c, name, getattr(c.configuration, name, None)) == value for name, value in where.items()
+        )
     ]
     assert len(chosen) == 1, chosen
     return chosen[0]
@@ -71,15 +84,13 @@ def test_published_cells_are_reproduced(published):
     assert (round(overall.speedup, 2), round(overall.tau, 2)) == (4.81, 7.98)
 
 
-def test_published_differences_and_intervals_are_reproduced_within_seconds(published):
+def test_published_differences_and_intervals_are_reproduced(published):
     series, expected = published
-    began = time.process_time()
     found = {
         (c.temperature, c.scope, c.a.method, c.b.method): c
         for c in compare(default_pairs(series))
         if c.b.method != "ar"
     }
-    assert time.process_time() - began < 60
     for row in expected["pairwise"]:
         c = found[row["temperature"], row["scope"], row["a"], row["b"]]
         assert c.n == row["n"]
@@ -264,10 +275,8 @@ def test_curves_over_budget_and_width_are_in_rising_order():
 
 
 def test_endings_tell_answers_that_stopped_from_answers_cut_off():
-    how = endings(
-        [record(finish_reason="stop", tau=2.0), record(finish_reason="length", tau=4.0)]
-        + [record(finish_reason="stop", tau=3.0), record(finish_reason="error"), record()]
-    )
+    ended = (("stop", 2.0), ("length", 4.0), ("stop", 3.0), ("error", 9.0), (None, 9.0))
+    how = endings(record(finish_reason=reason, tau=tau) for reason, tau in ended)
     assert (how.n, how.stop_share, how.length_share) == (4, 0.5, 0.25)
     assert (how.stop_tau, how.length_tau) == (2.5, 4.0)
     assert endings([record()]) is None

@@ -98,7 +98,9 @@ def write_tiny_drafter(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Write a random drafter into `folder` and return the folder; `keep` are tokens its draft vocabulary must hold."""
+    """Write a random drafter into `folder` and return the folder; `keep` are tokens its draft vocabulary must
+    hold.
+    """
     config = tiny_config(
         hidden=hidden,
         vocab=vocab,

@@ -42,7 +42,7 @@ def test_states_and_corrections_equal_those_of_torch_modules(offsets):
     for i in range(3):
         state, packed = head.advance(state, path[:, i]), head.step(packed, draft[:, i])
         torch.testing.assert_close(state, states[:, i + 1], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(packed[..., : head.state_size], state, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed[..., -head.state_size :], state, atol=1e-5, rtol=1e-5)
 
     h = torch.randn(2, 24)
     expected = projection(torch.cat([h, state], -1))
@@ -68,6 +68,16 @@ def test_the_input_table_changes_nothing(monkeypatch):
     without = random_head(offsets=True)[0]
     packed, ids = with_table.pack(with_table.initial_state(torch.tensor([1, 2]))), torch.tensor([8, 30])
     torch.testing.assert_close(with_table.step(packed, ids), without.step(packed, ids), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0, 3 * 16 * 56, 10**6])
+def test_small_products_are_the_same_however_they_are_computed(limit, monkeypatch):
+    monkeypatch.setattr("dominotree.drafters.domino._SMALL_PRODUCT", limit)
+    head, tensors, _ = random_head()
+    state = torch.randn(8, 16)
+    weights = [tensors["prefix_gru.weight_hh_l0"], tensors["embed_proj.0.weight"][:, 24:]]
+    expected = torch.cat([*(state @ w.T for w in weights), state], dim=1)
+    torch.testing.assert_close(head.pack(state), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_bf16_weights_are_computed_with_in_fp32():

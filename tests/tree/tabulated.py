@@ -15,7 +15,7 @@ PATHS = 257
 
 
 class TabulatedScorer:
-    """Log-probabilities `[B, K, PATHS, M]`, looked up by a hash of the path: the same bits for every builder."""
+    """Log-probabilities `[B, K, PATHS, M]`, looked up by a hash of the path: equal bits for all builders."""
 
     def __init__(self, log_prob: Tensor) -> None:
         batch, levels, _, width = log_prob.shape

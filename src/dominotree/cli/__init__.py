@@ -1,0 +1,58 @@
+"""The `dominotree` command, one file a subcommand. None imports torch before it runs: `--help` is instant."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from io import TextIOWrapper
+from typing import Annotated
+
+import typer
+
+from dominotree import __version__
+from dominotree.cli import chat, demo, generate, methods, report
+from dominotree.cli.common import OneLineErrors
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    add_completion=False,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"dominotree {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Decode a language model faster with a tree of drafted tokens, and get the same tokens as without."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("methods")(methods.methods)
+app.command("report")(report.report)
+if find_spec("dominotree.cli.train") is not None:
+    app.add_typer(import_module("dominotree.cli.train").app, name="train")
+app.command("demo", hidden=True)(demo.demo)
+
+
+def main() -> None:
+    """Entry point of the `dominotree` script."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where a terminal lacks a character, "?" and go on
+    app()

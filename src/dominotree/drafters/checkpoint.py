@@ -66,11 +66,13 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 def read_checkpoint(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """The drafter in `folder`: its config, and its tensors under their released names, on the CPU, dtypes as stored.
+    """The drafter in `folder`: its config, and its tensors under their released names, on the CPU, dtypes as
+    stored.
 
-    Prefixes `model.` and `logit_head.` are stripped, rotary buffers left out, shards joined. Raises `ModelNotFound`
-    when there is no drafter, `UnsupportedModel` for one that is refused by name, `InvalidCheckpoint` naming the first
-    tensor that is missing, unexpected, twice there, or of another shape or dtype than the config predicts.
+    Prefixes `model.` and `logit_head.` are stripped, rotary buffers left out, shards joined. Raises
+    `ModelNotFound` when there is no drafter, `UnsupportedModel` for one that is refused by name,
+    `InvalidCheckpoint` naming the first tensor that is missing, unexpected, twice there, or of another shape
+    or dtype than the config predicts.
     """
     folder = Path(folder)
     config = DrafterConfig.from_file(folder)
@@ -90,7 +92,8 @@ def read_checkpoint(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor
 
 
 def draft_token_ids(tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """Token ids of the draft vocabulary, int64 `[draft_vocab]`, increasing; None for a whole-vocabulary drafter.
+    """Token ids of the draft vocabulary, int64 `[draft_vocab]`, increasing; None for a whole-vocabulary
+    drafter.
 
     `d2t` stores, as in EAGLE-3 (arXiv 2503.01840), the offset from the draft id to the token id.
     """
@@ -110,8 +113,9 @@ def check_fits_target(
 ) -> None:
     """Refuse a drafter that was made for another target; `InvalidCheckpoint` names the field and both values.
 
-    The vocabularies may be padded differently if both hold the `tokenizer_size` tokens that the tokenizer knows.
-    `draft_tokens` (from `draft_token_ids`) must hold every stop token, or an answer's end could never be drafted.
+    The vocabularies may be padded differently if both hold the `tokenizer_size` tokens that the tokenizer
+    knows. `draft_tokens` (from `draft_token_ids`) must hold every stop token, or an answer's end could never
+    be drafted.
     """
     if config.hidden_size != hidden_size:
         raise _misfit("hidden_size", config.hidden_size, hidden_size)
@@ -129,13 +133,15 @@ def check_fits_target(
         left_out = sorted(set(stop_token_ids) - set(draft_tokens.tolist()))
         if left_out:
             raise InvalidCheckpoint(
-                f"The drafter's d2t leaves out the target's stop token {left_out[0]}: expected every stop token in the "
+                f"The drafter's d2t leaves out the target's stop token {left_out[0]}: expected every stop "
+                "token in the "
                 "draft vocabulary; train the drafter again."
             )
 
 
 def write_checkpoint(folder: str | Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write `folder` in the released form, whole or not at all; dtypes are kept, other files in it are kept too.
+    """Write `folder` in the released form, whole or not at all; dtypes are kept, other files in it are kept
+    too.
 
     Raises `InvalidCheckpoint` when tensors and config disagree.
     """
@@ -151,7 +157,8 @@ def write_checkpoint(folder: str | Path, config: DrafterConfig, tensors: Mapping
         if not folder.exists():
             scratch.rename(folder)
             return
-        # the weights last: until then a reader finds the old pair, or a config that the weights are checked against
+        # the weights last: until then a reader finds the old pair, or a config that the weights are checked
+        # against
         for name in ("config.json", "model.safetensors"):
             (scratch / name).replace(folder / name)
     finally:
@@ -204,25 +211,29 @@ def _check_tensors(config: DrafterConfig, tensors: Mapping[str, Tensor], folder:
     missing, unexpected = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     if missing:
         raise InvalidCheckpoint(
-            f"Drafter {folder}: tensor {', '.join(missing[:3])} is missing ({len(missing)} of {len(shapes)}): expected "
+            f"Drafter {folder}: tensor {', '.join(missing[:3])} is missing ({len(missing)} of "
+            f"{len(shapes)}): expected "
             "every tensor that config.json implies; export the drafter again."
         )
     if unexpected:
         raise InvalidCheckpoint(
-            f"Drafter {folder}: tensor {', '.join(unexpected[:3])} is unexpected ({len(unexpected)} in all): config.json "
+            f"Drafter {folder}: tensor {', '.join(unexpected[:3])} is unexpected ({len(unexpected)} in "
+            "all): config.json "
             "implies no such tensor; correct it, or export the drafter again."
         )
     for name, shape in shapes.items():
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise InvalidCheckpoint(
-                f"Drafter {folder}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)} by config.json: "
+                f"Drafter {folder}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)} "
+                "by config.json: "
                 "correct it, or export the drafter again."
             )
         dtype = _MAPS.get(name)
         if tensor.dtype != dtype if dtype else not tensor.is_floating_point():
             raise InvalidCheckpoint(
-                f"Drafter {folder}: tensor {name} is {tensor.dtype}, expected {dtype or 'a floating-point dtype'}: "
+                f"Drafter {folder}: tensor {name} is {tensor.dtype}, expected "
+                f"{dtype or 'a floating-point dtype'}: "
                 "export the drafter again."
             )
         if tensor.dtype.itemsize < 2 and dtype is None:
@@ -238,7 +249,8 @@ def _check_maps(config: DrafterConfig, tensors: Mapping[str, Tensor], folder: Pa
         return
     if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size or not bool((ids.diff() > 0).all()):
         raise InvalidCheckpoint(
-            f"Drafter {folder}: tensor d2t does not give increasing token ids below {config.vocab_size}: expected offsets "
+            f"Drafter {folder}: tensor d2t does not give increasing token ids below {config.vocab_size}: "
+            "expected offsets "
             "from draft id to token id; export the drafter again."
         )
     if not torch.equal(tensors["t2d"].nonzero()[:, 0], ids):
@@ -249,6 +261,7 @@ def _check_maps(config: DrafterConfig, tensors: Mapping[str, Tensor], folder: Pa
 
 def _misfit(field: str, drafter: object, target: object) -> InvalidCheckpoint:
     return InvalidCheckpoint(
-        f"The drafter does not fit the target: its {field} is {drafter}, the target has {target}; use a drafter that "
+        f"The drafter does not fit the target: its {field} is {drafter}, the target has {target}; use a "
+        "drafter that "
         "was trained for this target."
     )

@@ -20,8 +20,8 @@ _MISSING = object()
 def evenly_spaced_layers(num_target_layers: int, num_draft_layers: int) -> tuple[int, ...]:
     """The target layers a drafter listens to when its config names none (DFlash, arXiv 2602.06036).
 
-    As many as the drafter has layers, evenly spaced from 1 to `num_target_layers - 3`, rounded; for one layer the
-    middle one.
+    As many as the drafter has layers, evenly spaced from 1 to `num_target_layers - 3`, rounded; for one layer
+    the middle one.
     """
     if num_draft_layers == 1:
         return (num_target_layers // 2,)
@@ -31,11 +31,12 @@ def evenly_spaced_layers(num_target_layers: int, num_draft_layers: int) -> tuple
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """Sizes and conventions of a DFlash or Domino drafter; fields carry the names of the released config.json.
+    """Sizes and conventions of a DFlash or Domino drafter, under the names of the released config.json.
 
-    `projector_type` is `"domino"`, or None for a plain DFlash drafter; `gru_hidden_dim` and `emb_dim` are then 0.
-    `target_layer_ids` count the target's decoder layers from 0. `draft_vocab_size` is None where the drafter scores
-    the whole vocabulary, else the number of its tokens (this package's extension; `d2t` and `t2d` say which).
+    `projector_type` is `"domino"`, or None for a plain DFlash drafter; `gru_hidden_dim` and `emb_dim` are
+    then 0. `target_layer_ids` count the target's decoder layers from 0. `draft_vocab_size` is None where the
+    drafter scores the whole vocabulary, else the number of its tokens (this package's extension; `d2t` and
+    `t2d` say which).
     """
 
     hidden_size: int
@@ -72,7 +73,7 @@ class DrafterConfig:
 
     @property
     def scored_vocab_size(self) -> int:
-        """Rows of the drafter's logits: the draft vocabulary where there is one, else the whole vocabulary."""
+        """Rows of the drafter's logits: of the draft vocabulary where there is one, else of the whole."""
         return self.draft_vocab_size or self.vocab_size
 
     @classmethod
@@ -99,8 +100,9 @@ class DrafterConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> DrafterConfig:
         """Read the released form; keys may be nested in `dflash_config` or stand at the top level.
 
-        Raises `InvalidCheckpoint` naming the field that is missing or makes no sense, and `UnsupportedModel` for
-        what is not drafted exactly here: sliding-window layers, scaled rotary positions, unknown projectors.
+        Raises `InvalidCheckpoint` naming the field that is missing or makes no sense, and `UnsupportedModel`
+        for what is not drafted exactly here: sliding-window layers, scaled rotary positions, unknown
+        projectors.
         """
         fields = _Fields(raw)
         _refuse_unsupported(fields)
@@ -213,8 +215,8 @@ class _Fields:
         value = self.get(name, default)
         if value is _MISSING:
             raise InvalidCheckpoint(
-                f"Drafter config: {name} is missing, at the top level and in dflash_config: expected a drafter's "
-                "config.json, not a target's."
+                f"Drafter config: {name} is missing, at the top level and in dflash_config: expected a "
+                "drafter's config.json, not a target's."
             )
         if value is default:
             return value
@@ -245,10 +247,13 @@ def _refuse_unsupported(fields: _Fields) -> None:
     architectures = fields.get("architectures", [])
     if architectures and not (isinstance(architectures, list) and _ARCHITECTURES & set(architectures)):
         raise UnsupportedModel(
-            f"The drafter's architectures are {architectures!r}, expected {' or '.join(sorted(_ARCHITECTURES))}: "
-            "name a DFlash or Domino drafter."
+            f"The drafter's architectures are {architectures!r}, expected "
+            f"{' or '.join(sorted(_ARCHITECTURES))}: name a DFlash or Domino drafter."
         )
-    others = sorted({str(kind) for kind in fields.get("layer_types", [])} - {"full_attention"})
+    kinds = fields.get("layer_types", [])
+    if not isinstance(kinds, list):
+        raise _bad("layer_types", kinds, "a list")
+    others = sorted({str(kind) for kind in kinds} - {"full_attention"})
     if others or fields.get("use_sliding_window", False):
         raise UnsupportedModel(
             f"The drafter has {others[0] if others else 'sliding_attention'} layers (layer_types), on which "
@@ -276,8 +281,8 @@ def _layer_ids(fields: _Fields, num_target_layers: int | None, num_draft_layers:
     if ids is None:
         if num_target_layers is None:
             raise InvalidCheckpoint(
-                "Drafter config: target_layer_ids and num_target_layers are both missing, expected one of them: "
-                "correct config.json."
+                "Drafter config: target_layer_ids and num_target_layers are both missing, expected one "
+                "of them: correct config.json."
             )
         return evenly_spaced_layers(num_target_layers, num_draft_layers)
     whole = isinstance(ids, list) and all(

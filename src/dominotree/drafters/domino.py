@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +11,9 @@ from dominotree.errors import InvalidCheckpoint
 
 TABLE_BYTES = 64 * 2**20
 """Largest precomputed or widened copy of a weight the head makes for speed."""
+
+_SMALL_PRODUCT = 1_000_000
+"""Multiply-adds below which NumPy's BLAS has single-threaded kernels about twice as fast as PyTorch's."""
 
 _RELEASED_NAMES = (
     "prefix_gru.weight_ih_l0",
@@ -33,9 +37,9 @@ class DominoHead:
     H is the target's hidden size, G the GRU's, E the rank of the correction, V' the draft vocabulary (the
     target's own where there is no `d2t`). States and results are fp32 whatever the weights' dtype.
 
-    A *packed* state `[..., 4G+E]` is a state followed by its products with the GRU's recurrent weight (3G)
-    and with the state half of the first projection (E). One matrix product makes both, so a node's children
-    and its own correction share it.
+    A *packed* state `[..., 4G+E]` is a state's products with the GRU's recurrent weight (3G) and with the
+    state half of the first projection (E), then the state itself (G). One matrix product makes both, so a
+    node's children and its own correction share it.
     """
 
     def __init__(
@@ -95,17 +99,18 @@ class DominoHead:
 
     def initial_state(self, root_ids: Tensor) -> Tensor:
         """State of the empty path, fp32 `[B, G]`, from the root's target token ids `[B]`."""
-        zero = torch.zeros(*root_ids.shape, self.state_size, device=self._gru_ih.device)
-        return self.advance(zero, root_ids)
+        # From a zero state the reset gate has nothing to reset, so its third of the weight is not read.
+        inputs = F.linear(self._embed(root_ids).detach().float(), self._gru_ih[self.state_size :])
+        update, new = inputs.chunk(2, -1)
+        return (1 - torch.sigmoid(update)) * torch.tanh(new)
 
     def advance(self, state: Tensor, token_ids: Tensor) -> Tensor:
         """State after choosing target tokens `[...]` from states `[..., G]`, fp32 `[..., G]`."""
-        recurrent = state @ self._from_state[:, : 3 * self.state_size]
-        return _gru_cell(state, recurrent, self._input_part(token_ids))
+        return self._gru_cell(self.pack(state), self._input_part(token_ids))
 
     def hidden_part(self, h: Tensor) -> Tensor:
         """What the backbone's output `h [..., H]` adds inside the first projection, fp32 `[..., E]`."""
-        return h.float() @ self._hidden_half
+        return h.detach().float() @ self._hidden_half
 
     def correction(self, hidden_part: Tensor, state: Tensor, candidates: Tensor | None = None) -> Tensor:
         """Correction of the base logits, fp32 `[..., M]`.
@@ -120,7 +125,7 @@ class DominoHead:
 
     def pack(self, state: Tensor) -> Tensor:
         """The packed form, fp32 `[..., 4G+E]`, of states `[..., G]`."""
-        return torch.cat([state, state @ self._from_state], dim=-1)
+        return torch.cat([_matmul(state, self._from_state), state], dim=-1)
 
     def step(self, packed: Tensor, draft_ids: Tensor) -> Tensor:
         """Packed states after choosing draft-vocabulary indices `[...]` from packed states `[..., 4G+E]`."""
@@ -128,12 +133,11 @@ class DominoHead:
             inputs = self._input_part(self.target_ids(draft_ids))
         else:
             inputs = F.embedding(draft_ids, self._input_table)
-        state, recurrent, _ = torch.split(packed, [self.state_size, 3 * self.state_size, self.rank], dim=-1)
-        return self.pack(_gru_cell(state, recurrent, inputs))
+        return self.pack(self._gru_cell(packed, inputs))
 
     def inner(self, hidden_part: Tensor, packed: Tensor) -> Tensor:
         """What enters the second projection, fp32 `[..., E]`, from `hidden_part` and packed states."""
-        return F.silu(hidden_part + packed[..., 4 * self.state_size :])
+        return F.silu(hidden_part + packed.narrow(-1, 3 * self.state_size, self.rank))
 
     def rows(self, candidates: Tensor) -> Tensor:
         """Rows of the second projection for draft-vocabulary indices `[...]`, fp32 `[..., E]`."""
@@ -143,8 +147,17 @@ class DominoHead:
         """The second projection over all V', fp32 `[..., V']`, of `inner [..., E]`."""
         return F.linear(inner.to(self.proj_out.dtype), self.proj_out).float()
 
+    def _gru_cell(self, packed: Tensor, inputs: Tensor) -> Tensor:
+        """One step of `torch.nn.GRU` (gates r, z, n): states `[..., G]` from input products `[..., 3G]`."""
+        size = self.state_size
+        recurrent, recurrent_new, _, state = packed.split_with_sizes([2 * size, size, self.rank, size], -1)
+        inputs, inputs_new = inputs.split_with_sizes([2 * size, size], -1)
+        reset, update = torch.sigmoid(inputs + recurrent).chunk(2, -1)
+        new = torch.tanh(torch.addcmul(inputs_new, reset, recurrent_new))
+        return torch.lerp(new, state, update)
+
     def _input_part(self, token_ids: Tensor) -> Tensor:
-        return F.linear(self._embed(token_ids).float(), self._gru_ih)
+        return F.linear(self._embed(token_ids).detach().float(), self._gru_ih)
 
     def _make_input_table(self) -> Tensor | None:
         """`[V', 3G]`: the GRU's input product of every draft token, where that is small."""
@@ -155,13 +168,18 @@ class DominoHead:
             return self._input_part(self.target_ids(ids))
 
 
-def _gru_cell(state: Tensor, recurrent: Tensor, inputs: Tensor) -> Tensor:
-    """One step of `torch.nn.GRU` without biases: `state [..., G]`, products `[..., 3G]` of gates r, z, n."""
-    size = state.shape[-1]
-    gates = torch.sigmoid(inputs[..., : 2 * size] + recurrent[..., : 2 * size])
-    reset, update = torch.split(gates, size, dim=-1)
-    new = torch.tanh(torch.addcmul(inputs[..., 2 * size :], reset, recurrent[..., 2 * size :]))
-    return torch.lerp(new, state, update)
+def _matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """`x [..., I] @ weight [I, O]`, both fp32 and contiguous, quick for a few rows on a CPU."""
+    rows = _SMALL_PRODUCT // weight.numel()
+    if rows == 0 or x.dim() != 2 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return x @ weight
+    left, right = x.numpy(), weight.numpy()
+    if len(left) <= rows:
+        return torch.from_numpy(left @ right)
+    out = np.empty((len(left), right.shape[1]), dtype=np.float32)
+    for i in range(0, len(left), rows):
+        np.matmul(left[i : i + rows], right, out=out[i : i + rows])
+    return torch.from_numpy(out)
 
 
 def _check_shapes(

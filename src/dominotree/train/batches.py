@@ -1,4 +1,6 @@
-"""From cached sequences to batches of blocks: anchors, paths and labels, aligned exactly as decoding uses them."""
+"""From cached sequences to batches of blocks: anchors, paths and labels, aligned exactly as decoding uses
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ class Batch:
     """Blocks of several sequences, padded to the longest context.
 
     `features` `[sequences, length, width]`; `anchors` int64 `[sequences, anchors]`; `path` int64
-    `[sequences, anchors, draft_length]`: the tokens from the anchor's on, where path[d] is the last one known when
-    depth d is drafted; `labels` of `sequences * anchors` blocks.
+    `[sequences, anchors, draft_length]`: the tokens from the anchor's on, where path[d] is the last one known
+    when depth d is drafted; `labels` of `sequences * anchors` blocks.
     """
 
     features: Tensor
@@ -65,13 +67,15 @@ def make_batch(
 ) -> Batch:
     """Blocks at `anchors` (one increasing int64 tensor a sequence) of `samples`.
 
-    `draft_ids` int64 `[vocab]` gives each token's draft id, -1 where it has none. Labels are `soft_share` of the
-    target's distribution and the rest on the true token. Sequences with fewer anchors than the most repeat their first
-    one, unusable.
+    `draft_ids` int64 `[vocab]` gives each token's draft id, -1 where it has none. Labels are `soft_share` of
+    the target's distribution and the rest on the true token. Sequences with fewer anchors than the most
+    repeat their first one, unusable.
     """
     depths, width = config.draft_length, max(len(places) for places in anchors)
     length = max(int(places[-1]) for places in anchors)
-    features = torch.zeros(len(samples), length, samples[0].features.shape[1], dtype=samples[0].features.dtype)
+    features = torch.zeros(
+        len(samples), length, samples[0].features.shape[1], dtype=samples[0].features.dtype
+    )
     roots = torch.zeros(len(samples), width, dtype=torch.int64)
     path = torch.zeros(len(samples), width, depths, dtype=torch.int64)
     top = samples[0].soft_ids.shape[1]

@@ -1,7 +1,8 @@
 """The corpus: a target's own answers to prompts, as token ids.
 
-A corpus folder holds `tokens.bin` (token ids, all sequences one after another, little-endian uint16, or uint32 where
-`corpus.json` says so) and `index.jsonl` (one line a sequence: `[prompt_tokens, answer_tokens, source, temperature]`).
+A corpus folder holds `tokens.bin` (token ids, all sequences one after another, little-endian uint16, or
+uint32 where `corpus.json` says so) and `index.jsonl` (one line a sequence: `[prompt_tokens, answer_tokens,
+source, temperature]`).
 """
 
 from __future__ import annotations
@@ -61,14 +62,16 @@ def read_corpus(folder: str | Path, *, vocab_size: int | None = None, min_answer
     """The corpus in `folder`, tokens memory-mapped.
 
     Sequences without a prompt, or with fewer than `min_answer` answer tokens, are skipped and counted. Raises
-    `CorpusError`, with file and line, for a line that is not four values of the right kind, for fewer or more tokens
-    than the index speaks of, for token ids beyond `vocab_size`, and when nothing is left.
+    `CorpusError`, with file and line, for a line that is not four values of the right kind, for fewer or more
+    tokens than the index speaks of, for token ids beyond `vocab_size`, and when nothing is left.
     """
     folder = Path(folder)
     tokens_file, index_file = folder / "tokens.bin", folder / "index.jsonl"
     for file in (tokens_file, index_file):
         if not file.is_file():
-            raise CorpusError(f"No {file.name} in {folder}: expected a folder made by `dominotree train collect`.")
+            raise CorpusError(
+                f"No {file.name} in {folder}: expected a folder made by `dominotree train collect`."
+            )
     dtype = _token_dtype(folder)
     if tokens_file.stat().st_size % dtype.itemsize:
         raise CorpusError(f"{tokens_file} is cut off inside a token: collect the corpus again.")
@@ -86,7 +89,9 @@ def read_corpus(folder: str | Path, *, vocab_size: int | None = None, min_answer
                 samples.append(sample)
     held = tokens_file.stat().st_size // dtype.itemsize
     if held != start:
-        raise CorpusError(f"{tokens_file} holds {held} tokens, {index_file.name} speaks of {start}: collect again.")
+        raise CorpusError(
+            f"{tokens_file} holds {held} tokens, {index_file.name} speaks of {start}: collect again."
+        )
     if not samples:
         raise CorpusError(f"{index_file} has no usable sequence ({_told(skipped)}): collect more answers.")
     tokens = np.memmap(tokens_file, dtype=dtype, mode="r")
@@ -104,20 +109,27 @@ def _token_dtype(folder: Path) -> np.dtype[Any]:
         return np.dtype("<u2")
     try:
         name = json.loads(file.read_text(encoding="utf-8")).get("dtype", "uint16")
-        return {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}[name]
+        return np.dtype({"uint16": "<u2", "uint32": "<u4"}[name])
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise CorpusError(f"{file} is damaged: expected JSON with dtype uint16 or uint32; collect again.") from error
+        raise CorpusError(
+            f"{file} is damaged: expected JSON with dtype uint16 or uint32; collect again."
+        ) from error
 
 
 def _parse(line: str, start: int, where: str) -> Sample:
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise CorpusError(f"{where} is no JSON ({error}): correct or remove the line and its tokens.") from error
-    kinds = (int, int, str, (int, float))
+        raise CorpusError(
+            f"{where} is no JSON ({error}): correct or remove the line and its tokens."
+        ) from error
+    kinds: tuple[tuple[type, ...], ...] = ((int,), (int,), (str,), (int, float))
     if not isinstance(values, list) or len(values) != 4:
-        raise CorpusError(f"{where}: expected [prompt_tokens, answer_tokens, source, temperature]: {line.strip()[:80]}")
-    if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)) or min(values[:2]) < 0:
+        raise CorpusError(
+            f"{where}: expected [prompt_tokens, answer_tokens, source, temperature]: {line.strip()[:80]}"
+        )
+    right = all(type(value) in kind for value, kind in zip(values, kinds, strict=True))
+    if not right or min(values[:2]) < 0:
         raise CorpusError(f"{where}: expected two counts, a name and a temperature: {line.strip()[:80]}")
     return Sample(start, values[0], values[1], values[2], float(values[3]))
 
@@ -137,8 +149,8 @@ def _told(skipped: Counter[str]) -> str:
 def split_order(samples: Sequence[Sample], held_out: int, seed: int) -> list[int]:
     """Every sample's number once, shuffled; the first `held_out` are for evaluation.
 
-    Those are taken in turn from every source, greedy answers first: along these, teacher forcing meets the very
-    tokens that decoding at temperature 0 would.
+    Those are taken in turn from every source, greedy answers first: along these, teacher forcing meets the
+    very tokens that decoding at temperature 0 would.
     """
     generator = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(samples), generator=generator).tolist()
@@ -157,7 +169,8 @@ def split_order(samples: Sequence[Sample], held_out: int, seed: int) -> list[int
 def choose_draft_tokens(corpus: Corpus, size: int, always: Collection[int], vocab_size: int) -> Tensor:
     """The draft vocabulary: `always` (stop and special tokens) and the commonest tokens of the answers.
 
-    int64 `[size]`, increasing; ties fall to the smaller id. Idea and tensor names: EAGLE-3 (arXiv 2503.01840).
+    int64 `[size]`, increasing; ties fall to the smaller id. Idea and tensor names: EAGLE-3 (arXiv
+    2503.01840).
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
     for sample in corpus.samples:

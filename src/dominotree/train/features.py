@@ -1,9 +1,9 @@
 """The feature cache: what the target thinks at every position of the corpus, computed once and memory-mapped.
 
-A cache folder holds, row by row for the sequences in `order.npy`: `features.bin` (bf16, hidden states after the
-tapped layers), `soft_ids.bin` and `soft_probs.bin` (the target's `top_k` likeliest next tokens as draft ids, int32, and
-their probabilities, fp16, normalised over the draft vocabulary). `progress.json` counts the sequences that are
-complete, so a cache can be read while it grows, and goes on where it was stopped.
+A cache folder holds, row by row for the sequences in `order.npy`: `features.bin` (bf16, hidden states after
+the tapped layers), `soft_ids.bin` and `soft_probs.bin` (the target's `top_k` likeliest next tokens as draft
+ids, int32, and their probabilities, fp16, normalised over the draft vocabulary). `progress.json` counts the
+sequences that are complete, so a cache can be read while it grows, and goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["CachedSample", "FeatureCache", "fill_cache"]
 class CachedSample:
     """One sequence with all that training needs of it, on the CPU.
 
-    `tokens` int64 `[length]`; `features` bf16 `[length, layers * hidden]`; row p of `soft_ids` (int64) and `soft_probs`
-    (float32), both `[length, top_k]`, is the target's distribution for the token at p + 1.
+    `tokens` int64 `[length]`; `features` bf16 `[length, layers * hidden]`; row p of `soft_ids` (int64) and
+    `soft_probs` (float32), both `[length, top_k]`, is the target's distribution for the token at p + 1.
     """
 
     sample: Sample
@@ -62,6 +62,11 @@ class FeatureCache:
     ) -> None:
         self.folder, self.corpus, self.draft_tokens = Path(folder), corpus, draft_tokens
         self.layer_ids, self.width, self.top_k = layer_ids, len(layer_ids) * hidden_size, top_k
+        if held_out and len(corpus.samples) < 2:
+            raise CorpusError(
+                "The corpus has 1 usable sequence, expected at least 2: one to train on and one held out; "
+                "collect more, or hold out 0."
+            )
         self.held_out = min(held_out, len(corpus.samples) // 2)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._agree(
@@ -92,7 +97,8 @@ class FeatureCache:
         if different:
             name = different[0]
             raise CorpusError(
-                f"The feature cache {self.folder} was made with {name} {stored.get(name)}, now {settings[name]}: name "
+                f"The feature cache {self.folder} was made with {name} {stored.get(name)}, now "
+                f"{settings[name]}: name "
                 "another folder, or delete this one."
             )
 
@@ -103,7 +109,7 @@ class FeatureCache:
         if not file.exists():
             order = split_order(samples, self.held_out, seed)
         else:
-            order = np.load(file).tolist()
+            order = [int(i) for i in np.load(file)]
             if len(order) > len(samples):
                 raise CorpusError(
                     f"The feature cache {self.folder} has {len(order)} sequences, the corpus {len(samples)}: "
@@ -172,8 +178,8 @@ def fill_cache(
 ) -> None:
     """Compute what `cache` still lacks, up to `until` sequences.
 
-    `report(done, total, tokens_per_second)` is called at every mark. Interrupted at any time, it goes on from the
-    last mark.
+    `report(done, total, tokens_per_second)` is called at every mark. Interrupted at any time, it goes on from
+    the last mark.
     """
     total = len(cache.order) if until is None else min(until, len(cache.order))
     head = target.head[cache.draft_tokens.to(target.head.device)]

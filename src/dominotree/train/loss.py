@@ -1,7 +1,7 @@
 """The drafting loss, with the softmax over the draft vocabulary taken a few rows at a time.
 
-Its gradients are found in the same pass: the logits of a whole batch never exist together, and each is read while it
-is still in the processor's cache.
+Its gradients are found in the same pass: the logits of a whole batch never exist together, and each is read
+while it is still in the processor's cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from torch import Tensor
 __all__ = ["DraftLoss", "Labels", "Weighting", "acceptance_weights", "draft_loss", "exponential_weights"]
 
 Weighting = Callable[[Tensor, Tensor], Tensor]
-"""(probability of the true token, usable) `[blocks, depths]` -> weights of the same shape, zero where not usable."""
+"""(probability of the true token, usable) `[blocks, depths]` -> weights of the same shape, zero where not
+usable.
+"""
 
 _ROWS = 256
 
@@ -34,8 +36,9 @@ def exponential_weights(gamma: float) -> Weighting:
 def acceptance_weights(alpha: float) -> Weighting:
     """How much the expected accepted length gains from each depth (the idea of D-PACE).
 
-    With q the probability of the true token, a chain's expected length is sum_d prod_{i<=d} q_i; its derivative by
-    log q_i is sum_{d>=i} prod_{j<=d} q_j. `alpha` below 1 softens q, so that deep positions are not starved early on.
+    With q the probability of the true token, a chain's expected length is sum_d prod_{i<=d} q_i; its
+    derivative by log q_i is sum_{d>=i} prod_{j<=d} q_j. `alpha` below 1 softens q, so that deep positions are
+    not starved early on.
     """
 
     def weigh(probability: Tensor, usable: Tensor) -> Tensor:
@@ -51,9 +54,9 @@ def acceptance_weights(alpha: float) -> Weighting:
 class Labels:
     """What each draft depth should say; first two dimensions `[blocks, depths]`.
 
-    `ids` int64 and `probs` float32 `[.., k]`: the wanted distribution over draft ids, sparse, summing to 1; the true
-    token is the last entry of `ids`. `usable` bool: False from the end of the answer, or from the first token outside
-    the draft vocabulary, on.
+    `ids` int64 and `probs` float32 `[.., k]`: the wanted distribution over draft ids, sparse, summing to 1;
+    the true token is the last entry of `ids`. `usable` bool: False from the end of the answer, or from the
+    first token outside the draft vocabulary, on.
     """
 
     ids: Tensor
@@ -65,8 +68,9 @@ class Labels:
 class DraftLoss:
     """`total` is differentiable; the rest are figures for the log.
 
-    `corrected` and `base` are the plain weighted means of -log p(true token) per unit of weight, 0-dim; `correct` bool
-    `[blocks, depths]` tells where the corrected argmax is the true token and `base_correct` where the base's is.
+    `corrected` and `base` are the plain weighted means of -log p(true token) per unit of weight, 0-dim;
+    `correct` bool `[blocks, depths]` tells where the corrected argmax is the true token and `base_correct`
+    where the base's is.
     """
 
     total: Tensor
@@ -159,9 +163,11 @@ def draft_loss(
 ) -> DraftLoss:
     """(1 - base_share) * CE(corrected) + base_share * CE(base), weighted mean over usable positions (Domino).
 
-    `hidden` `[blocks, depths, hidden]`; `inner` `[blocks, depths, emb]` from `DrafterModel.correction` and `last`
-    `[draft_vocab, emb]`, both None for plain DFlash; `head` `[draft_vocab, hidden]` frozen, whose dtype is that of the
-    arithmetic. Zero, without gradient, where nothing is usable.
+    `hidden` `[blocks, depths, hidden]`; `inner` `[blocks, depths, emb]` from `DrafterModel.correction` and
+    `last` `[draft_vocab, emb]`, both None for plain DFlash; `head` `[draft_vocab, hidden]` frozen, whose
+    dtype is that of the arithmetic. Zero, without gradient, where nothing is usable.
     """
-    total, corrected, base = _Fused.apply(hidden, inner, last, head, labels, base_share, weighting)
+    total, corrected, base = _Fused.apply(  # type: ignore[no-untyped-call]
+        hidden, inner, last, head, labels, base_share, weighting
+    )
     return DraftLoss(total, corrected.detach(), base.detach())

@@ -14,7 +14,8 @@ from dominotree.drafters.config import DrafterConfig
 __all__ = ["Context", "DrafterModel"]
 
 Context = list[tuple[Tensor, Tensor]]
-"""Per draft layer the keys and values of the fused features, each `[sequences, kv_heads, length, head_dim]`."""
+"""Per draft layer the keys and values of the fused features, each `[sequences, kv_heads, length, head_dim]`.
+"""
 
 
 class RMSNorm(nn.Module):
@@ -32,7 +33,9 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of block queries over context and block, Qwen3 style (norms on queries and keys)."""
+    """Grouped-query attention of block queries over context and block, Qwen3 style (norms on queries and
+    keys).
+    """
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ class Attention(nn.Module):
         cos: Tensor,  # [sequences, anchors, block, 1, head_dim]
         sin: Tensor,
         context: tuple[Tensor, Tensor],
-        hidden_context: Tensor,  # bool [sequences, 1, 1, anchors, 1, length], True where a key must not be seen
+        hidden_context: Tensor,  # bool [sequences, 1, 1, anchors, 1, length], True: unseen
     ) -> Tensor:
         sequences, anchors, block, _ = x.shape
         groups = self.heads // self.kv_heads
@@ -81,7 +84,8 @@ class Attention(nn.Module):
         weights = torch.softmax(torch.cat([past, own], dim=-1), dim=-1)
         from_past = weights[..., :length].reshape(sequences, self.kv_heads, -1, length) @ past_values
         mixed = from_past.view_as(queries) + weights[..., length:] @ own_values[:, :, None]
-        return self.o_proj(mixed.permute(0, 3, 4, 1, 2, 5).reshape(sequences, anchors, block, -1))
+        out: Tensor = self.o_proj(mixed.permute(0, 3, 4, 1, 2, 5).reshape(sequences, anchors, block, -1))
+        return out
 
 
 class MLP(nn.Module):
@@ -94,7 +98,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -110,15 +115,18 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, context: tuple[Tensor, Tensor], hidden_context: Tensor
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, context, hidden_context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        attended: Tensor = self.self_attn(self.input_layernorm(x), cos, sin, context, hidden_context)
+        x = x + attended
+        mixed: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + mixed
 
 
 class DrafterModel(nn.Module):
-    """Backbone and, for Domino, correction head; parameters are float32, run it under bf16 autocast or as it is.
+    """Backbone and, for Domino, correction head; parameters are float32, run it under bf16 autocast or as it
+    is.
 
-    A block is the anchor (root) token and `block_size - 1` masks; `sequences` sequences carry `anchors` blocks each,
-    and no block sees another.
+    A block is the anchor (root) token and `block_size - 1` masks; `sequences` sequences carry `anchors`
+    blocks each, and no block sees another.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
@@ -141,8 +149,8 @@ class DrafterModel(nn.Module):
     def initialize(self, seed: int) -> None:
         """Random weights as a start: linear layers N(0, 0.02), norms 1.
 
-        The final norm starts at 0.35, since rows of a trained embedding are long and at 1 the first loss is above 15;
-        the last correction matrix starts at 0, so that Domino starts as its own base.
+        The final norm starts at 0.35, since rows of a trained embedding are long and at 1 the first loss is
+        above 15; the last correction matrix starts at 0, so that Domino starts as its own base.
         """
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
@@ -154,23 +162,34 @@ class DrafterModel(nn.Module):
                 weight.fill_(1.0)
         self.norm.weight.fill_(0.35)
         if self.config.is_domino:
-            for name, weight in self.prefix_gru.named_parameters():
+            for weight in self.prefix_gru.parameters():
                 bound = self.config.gru_hidden_dim**-0.5
                 weight.copy_((torch.rand(weight.shape, generator=generator) * 2 - 1) * bound)
-            self.embed_proj[2].weight.zero_()
+            self.get_parameter("embed_proj.2.weight").zero_()
+
+    @property
+    def backbone(self) -> list[Layer]:
+        """The draft layers, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    @property
+    def last_correction(self) -> Tensor | None:
+        """The correction's last matrix, `[scored vocabulary, emb_dim]`; None for plain DFlash."""
+        return self.get_parameter("embed_proj.2.weight") if self.config.is_domino else None
 
     def context(self, features: Tensor) -> Context:
         """Keys and values of target features `[sequences, length, layers * hidden]` at positions 0, 1, ..."""
         fused = self.hidden_norm(self.fc(features))
         cos, sin = self._rotary(torch.arange(features.shape[1], device=features.device)[None, :])
-        pairs = [layer.self_attn.keys_values(fused, cos, sin) for layer in self.layers]  # type: ignore[operator,union-attr]
+        pairs = [layer.self_attn.keys_values(fused, cos, sin) for layer in self.backbone]
         return [(keys.transpose(1, 2), values.transpose(1, 2)) for keys, values in pairs]
 
     def forward(self, blocks: Tensor, anchors: Tensor, context: Context) -> Tensor:
         """Final hidden states of the draft slots, `[sequences, anchors, draft_length, hidden]`.
 
-        `blocks` `[sequences, anchors, block_size, hidden]` are the target's embeddings of anchor and mask tokens,
-        `anchors` int64 `[sequences, anchors]` the anchors' positions; a block sees the context before its anchor.
+        `blocks` `[sequences, anchors, block_size, hidden]` are the target's embeddings of anchor and mask
+        tokens, `anchors` int64 `[sequences, anchors]` the anchors' positions; a block sees the context before
+        its anchor.
         """
         slots = torch.arange(self.config.block_size, device=anchors.device)
         cos, sin = self._rotary(anchors[..., None] + slots)
@@ -179,13 +198,16 @@ class DrafterModel(nn.Module):
         x = blocks
         for layer, pair in zip(self.layers, context, strict=True):
             x = layer(x, cos, sin, pair, hidden_context)
-        return self.norm(x[:, :, self.config.block_size - self.config.draft_length :])
+        drafted: Tensor = self.norm(x[:, :, self.config.block_size - self.config.draft_length :])
+        return drafted
 
     def correction(self, hidden: Tensor, path: Tensor) -> Tensor:
-        """The correction before its last matrix, `[..., draft_length, emb_dim]`; zero below `pure_draft_prefix_len`.
+        """The correction before its last matrix, `[..., draft_length, emb_dim]`; zero below
+        `pure_draft_prefix_len`.
 
-        `hidden` `[..., draft_length, hidden]` from `forward`; `path` `[..., draft_length, hidden]` the target's
-        embeddings of the anchor token and the tokens chosen after it: depth d is corrected by `path[..., :d + 1, :]`.
+        `hidden` `[..., draft_length, hidden]` from `forward`; `path` `[..., draft_length, hidden]` the
+        target's embeddings of the anchor token and the tokens chosen after it: depth d is corrected by
+        `path[..., :d + 1, :]`.
         """
         flat = path.flatten(0, -3)
         states, _ = self.prefix_gru(flat)

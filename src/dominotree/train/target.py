@@ -9,14 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dominotree.errors import UnsupportedModel
+
 __all__ = ["TargetReader", "load_target_reader"]
 
 
 @dataclass(frozen=True)
 class TargetReader:
-    """A frozen target. `embedding` and `head` are `[vocab, hidden]`; all tensors share `embedding`'s device and dtype.
+    """A frozen target. `embedding` and `head` are `[vocab, hidden]`, bf16, on the target's device.
 
-    This class is all that training knows of the target: another decoder can stand behind it.
+    `sizes` are the fields of its config that a drafter takes over. This class is all that training knows of
+    the target: another decoder can stand behind it.
     """
 
     embedding: Tensor
@@ -24,14 +27,16 @@ class TargetReader:
     num_layers: int
     stop_token_ids: tuple[int, ...]
     special_token_ids: tuple[int, ...]
+    sizes: dict[str, Any]
     _model: Any
 
     @torch.inference_mode()
     def read(self, tokens: Tensor, layer_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Run the target over one sequence, int64 `[length]`.
 
-        Returns the features `[length, len(layer_ids) * hidden]` (outputs of these decoder layers, counted from 0, side
-        by side) and the last hidden state after the final norm `[length, hidden]`, on which `head` acts.
+        Returns the features `[length, len(layer_ids) * hidden]` (outputs of these decoder layers, counted
+        from 0, side by side) and the last hidden state after the final norm `[length, hidden]`, on which
+        `head` acts.
         """
         outputs: dict[int, Tensor] = {}
 
@@ -44,7 +49,8 @@ class TargetReader:
         layers = self._model.model.layers
         handles = [layers[i].register_forward_hook(keep(i)) for i in layer_ids]
         try:
-            last = self._model.model(tokens[None].to(self.embedding.device), use_cache=False).last_hidden_state[0]
+            ids = tokens[None].to(self.embedding.device)
+            last = self._model.model(ids, use_cache=False).last_hidden_state[0]
         finally:
             for handle in handles:
                 handle.remove()
@@ -52,19 +58,42 @@ class TargetReader:
 
 
 def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetReader:
-    """Load the target in `folder` (Hugging Face form) in bf16 on `device`."""
+    """Load the target in `folder` (Hugging Face form) in bf16 on `device`.
+
+    Raises `UnsupportedModel` where logits are not simply `head` times the last hidden state.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).to(device).eval()
     model.requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    config = model.config
+    for scaled in ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier"):
+        if getattr(config, scaled, None):
+            raise UnsupportedModel(
+                f"The target {folder} has {scaled}, expected plain embedding and head: no drafter can be "
+                "trained."
+            )
+    special: set[int] = set()
+    if any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        special = set(AutoTokenizer.from_pretrained(str(folder)).all_special_ids)
     stops = model.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops] if stops is not None else []
+    rope = getattr(config, "rope_parameters", None) or {}
+    heads = config.num_attention_heads
     return TargetReader(
         embedding=model.get_input_embeddings().weight,
         head=model.get_output_embeddings().weight,
-        num_layers=model.config.num_hidden_layers,
+        num_layers=config.num_hidden_layers,
         stop_token_ids=tuple(stops),
-        special_token_ids=tuple(sorted(set(tokenizer.all_special_ids) | set(stops))),
+        special_token_ids=tuple(sorted(special | set(stops))),
+        sizes={
+            "intermediate_size": config.intermediate_size,
+            "num_attention_heads": heads,
+            "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+            "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+            "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
+            "rope_theta": rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0),
+            "max_position_embeddings": config.max_position_embeddings,
+        },
         _model=model,
     )

@@ -50,6 +50,8 @@ def build(
 def _on_device(limit: Limit, batch: int, device: torch.device, name: str) -> Tensor:
     """The limit as int64 `[B]` without a look at a tensor's values."""
     if isinstance(limit, Tensor):
+        if limit.dim() and len(limit) != batch:
+            raise InvalidRequest(f"{name} has {len(limit)} entries for {batch} sequences; give one each")
         return limit.to(device=device, dtype=torch.int64).expand(batch)
     if isinstance(limit, int):
         return torch.full((batch,), limit, dtype=torch.int64, device=device)

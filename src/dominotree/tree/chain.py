@@ -14,7 +14,7 @@ def base_chain(base: Tensor, *, d2t: Tensor | None = None, max_depth: Limit | No
     `base [B, K, V']` are base logits of any float dtype, `d2t` the offsets of a draft vocabulary; `max_depth`
     cuts the chain. Gives chains of K nodes; scores are sums of log-probabilities over V'.
     """
-    base = base.float()
+    base = base.detach().float()
     best = base.argmax(dim=-1)
     log_prob = base.gather(-1, best[..., None])[..., 0] - torch.logsumexp(base, dim=-1)
     return _chain(to_target_ids(best, d2t), log_prob, max_depth)
@@ -32,7 +32,7 @@ def corrected_chain(
     state = head.pack(head.initial_state(root_ids))
     best, log_prob = [], []
     for depth in range(base.shape[1]):
-        logits = base[:, depth].float()
+        logits = base[:, depth].detach().float()
         if depth >= head.prefix_len:
             logits = logits + head.full_correction(head.inner(hidden_part[:, depth], state))
         top = logits.argmax(dim=-1)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,7 @@ class SharedScorer:
 
     def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         """Log-probabilities `[L, M]` of lanes anywhere."""
-        return self._log_prob.flatten(0, 1)[_flat(sequence, depth, self._log_prob)]
+        return self._log_prob.flatten(0, 1).index_select(0, _flat(sequence, depth, self._log_prob))
 
 
 class MarginalScorer(SharedScorer):
@@ -74,8 +75,9 @@ class MarginalScorer(SharedScorer):
 
         Raises `NumericalError` on a CPU where a depth has no finite largest logit.
         """
+        base = base.detach().float()
         logits, candidates = top_candidates(base, width)
-        log_prob = logits - torch.logsumexp(base.float(), dim=-1, keepdim=True)
+        log_prob = logits - torch.logsumexp(base, dim=-1, keepdim=True)
         super().__init__(candidates, to_target_ids(candidates, d2t), log_prob)
 
 
@@ -90,22 +92,23 @@ class ConditionalScorer:
 
         `width` is M, 0 for V'. Raises `NumericalError` on a CPU where a depth has no finite largest logit.
         """
+        base = base.detach().float()
         self._logits, self.candidates = top_candidates(base, width)
         self.tokens = head.target_ids(self.candidates)
         self._head = head
         self._hidden_part = head.hidden_part(hidden)
         check_finite(self._hidden_part)
-        self._root_ids = root_ids
         self._prefix = min(head.prefix_len, base.shape[1])
-        normaliser = torch.logsumexp(base[:, : self._prefix].float(), dim=-1, keepdim=True)
+        normaliser = torch.logsumexp(base[:, : self._prefix], dim=-1, keepdim=True)
         self._prefix_log_prob = self._logits[:, : self._prefix] - normaliser
         # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
-        self._all = self.candidates.shape[-1] == head.vocab_size
-        self._rows = None if self._all else head.rows(self.candidates).transpose(-1, -2)  # [B, K, E, M]
+        whole = self.candidates.shape[-1] == head.vocab_size
+        self._rows = None if whole else head.rows(self.candidates).transpose(-1, -2)  # [B, K, E, M]
+        self._root_state = head.pack(head.initial_state(root_ids))
 
     def root_state(self) -> Tensor:
         """Packed state of the empty path, `[B, 4G+E]`."""
-        return self._head.pack(self._head.initial_state(self._root_ids))
+        return self._root_state
 
     def advance(self, state: Tensor, draft_ids: Tensor) -> Tensor:
         """Packed states `[..., 4G+E]` after choosing draft-vocabulary indices `[...]`."""
@@ -126,25 +129,27 @@ class ConditionalScorer:
 
     def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         """Log-probabilities `[L, M]` of lanes anywhere, those of one sequence and depth best in a row."""
+        shallow = [i for i, d in enumerate(depth) if d < self._prefix]
+        if len(shallow) == len(depth):
+            return self._prefix_log_prob[sequence, depth]
+        log_prob = torch.log_softmax(self._corrected_at(sequence, depth, state), dim=-1)
+        for i in shallow:
+            log_prob[i] = self._prefix_log_prob[sequence[i], depth[i]]
+        return log_prob
+
+    def _corrected_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
+        """Corrected logits `[L, M]`."""
         where = _flat(sequence, depth, self.candidates)
-        inner = self._head.inner(self._hidden_part.flatten(0, 1)[where], state)
+        inner = self._head.inner(self._hidden_part.flatten(0, 1).index_select(0, where), state)
         if self._rows is None:
             ids = self.candidates.flatten(0, 1)[where]
-            corrected = self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
-        else:
-            runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
-            parts = torch.split(inner, [length for _, length in runs])
-            corrected = torch.cat(
-                [
-                    torch.addmm(self._logits[at], x, self._rows[at])
-                    for (at, _), x in zip(runs, parts, strict=True)
-                ]
-            )
-        log_prob = torch.log_softmax(corrected, dim=-1)
-        for i, (b, d) in enumerate(zip(sequence, depth, strict=True)):
-            if d < self._prefix:
-                log_prob[i] = self._prefix_log_prob[b, d]
-        return log_prob
+            return self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
+        runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
+        parts = inner.split_with_sizes([length for _, length in runs])
+        corrected = [
+            torch.addmm(self._logits[at], x, self._rows[at]) for (at, _), x in zip(runs, parts, strict=True)
+        ]
+        return corrected[0] if len(corrected) == 1 else torch.cat(corrected)
 
 
 class StaticScorer(SharedScorer):
@@ -169,4 +174,5 @@ class StaticScorer(SharedScorer):
 def _flat(sequence: Sequence[int], depth: Sequence[int], like: Tensor) -> Tensor:
     """Indices `[L]` of `(sequence, depth)` in the first two dimensions of `like`, flattened."""
     depths = like.shape[1]
-    return torch.tensor([b * depths + d for b, d in zip(sequence, depth, strict=True)], device=like.device)
+    flat = np.array([b * depths + d for b, d in zip(sequence, depth, strict=True)], dtype=np.int64)
+    return torch.from_numpy(flat).to(like.device)

@@ -1,0 +1,194 @@
+"""From folders to a `Trainer`: the drafter's shape and vocabulary, the frozen target, the feature cache."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dominotree.drafters.checkpoint import check_fits_target, draft_token_ids, read_checkpoint
+from dominotree.drafters.config import DrafterConfig, evenly_spaced_layers
+from dominotree.errors import InvalidRequest
+from dominotree.train.data import Corpus, choose_draft_tokens, read_corpus
+from dominotree.train.evaluate import FrozenTarget
+from dominotree.train.features import FeatureCache, fill_cache
+from dominotree.train.fit import FitSettings, Trainer
+from dominotree.train.model import DrafterModel
+from dominotree.train.target import TargetReader, load_target_reader
+
+__all__ = ["DrafterShape", "prepare", "tensorboard_writer"]
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """What may be chosen of a new drafter; the rest follows from the target. None: worked out from target and
+    corpus.
+
+    `draft_vocab_size` 0 scores the whole vocabulary, which other implementations of the format understand.
+    """
+
+    layers: int = 3
+    block_size: int = 8
+    projector: str = "domino"
+    gru_hidden_dim: int = 256
+    emb_dim: int = 128
+    pure_draft_prefix_len: int = 1
+    shift_label: bool = True
+    draft_vocab_size: int = 8192
+    target_layer_ids: tuple[int, ...] | None = None
+    intermediate_size: int | None = None
+    mask_token_id: int | None = None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> DrafterShape:
+        """A shape by field names; `InvalidRequest` names one that does not exist."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InvalidRequest(
+                    f"Drafter setting {name!r} does not exist: expected one of {', '.join(known)}."
+                )
+        ids = values.get("target_layer_ids")
+        return cls(**{**values, "target_layer_ids": None if ids is None else tuple(ids)})
+
+
+def prepare(
+    target_folder: str | Path,
+    data: str | Path,
+    out: str | Path,
+    settings: FitSettings,
+    shape: DrafterShape,
+    *,
+    init_from: str | Path | None = None,
+    device: str = "cpu",
+    bf16: bool = True,
+    held_out: int = 60,
+    cache: str | Path | None = None,
+    on_cache: Callable[[int, int, float], None] = lambda done, total, rate: None,
+    on_log: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> Trainer:
+    """Everything a run needs, features cached in `cache` (by default `out/features`).
+
+    A run found in `out` is gone on with. `init_from` is a drafter folder whose weights, shape and vocabulary
+    are the start. Raises `CorpusError`, `InvalidRequest` and `InvalidCheckpoint`.
+    """
+    target = load_target_reader(target_folder, device=device)
+    vocab = target.embedding.shape[0]
+    corpus = read_corpus(data, vocab_size=vocab)
+    model, draft_tokens = _start(target, corpus, shape, init_from, settings.seed)
+    config = model.config
+    features = FeatureCache(
+        Path(out) / "features" if cache is None else cache,
+        corpus,
+        layer_ids=config.target_layer_ids,
+        hidden_size=config.hidden_size,
+        draft_tokens=draft_tokens,
+        held_out=held_out,
+        seed=settings.seed,
+    )
+    fill_cache(features, target, report=on_cache)
+    return Trainer(out, model, _freeze(target, draft_tokens, bf16), features, settings, on_log=on_log)
+
+
+def _start(
+    target: TargetReader, corpus: Corpus, shape: DrafterShape, init_from: str | Path | None, seed: int
+) -> tuple[DrafterModel, Tensor]:
+    """The untrained, or the given, drafter and the token ids it scores."""
+    vocab, hidden = target.embedding.shape
+    if init_from is not None:
+        config, tensors = read_checkpoint(init_from)
+        ids = draft_token_ids(tensors)
+        check_fits_target(
+            config,
+            hidden_size=hidden,
+            vocab_size=vocab,
+            num_layers=target.num_layers,
+            stop_token_ids=target.stop_token_ids,
+            draft_tokens=ids,
+        )
+        model = DrafterModel(config)
+        model.load_state_dict({name: w.float() for name, w in tensors.items() if name not in ("d2t", "t2d")})
+        return model, torch.arange(vocab) if ids is None else ids
+    config = new_config(target, corpus, shape)
+    model = DrafterModel(config)
+    model.initialize(seed)
+    if config.draft_vocab_size is None:
+        return model, torch.arange(vocab)
+    return model, choose_draft_tokens(corpus, config.draft_vocab_size, target.special_token_ids, vocab)
+
+
+def new_config(target: TargetReader, corpus: Corpus, shape: DrafterShape) -> DrafterConfig:
+    """The config of a new drafter: heads, widths and rotary base are the target's."""
+    if shape.projector not in ("domino", "none"):
+        raise InvalidRequest(f"Drafter setting projector is {shape.projector!r}, expected domino or none.")
+    vocab, hidden = target.embedding.shape
+    domino = shape.projector == "domino"
+    given = target.sizes
+    released = {
+        "hidden_size": hidden,
+        "intermediate_size": shape.intermediate_size or given["intermediate_size"],
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": given["num_attention_heads"],
+        "num_key_value_heads": given["num_key_value_heads"],
+        "head_dim": given["head_dim"],
+        "vocab_size": vocab,
+        "block_size": shape.block_size,
+        "num_target_layers": target.num_layers,
+        "target_layer_ids": list(
+            shape.target_layer_ids or evenly_spaced_layers(target.num_layers, shape.layers)
+        ),
+        "mask_token_id": _unused_token(target, corpus)
+        if shape.mask_token_id is None
+        else shape.mask_token_id,
+        "rms_norm_eps": given["rms_norm_eps"],
+        "rope_theta": given["rope_theta"],
+        "max_position_embeddings": given["max_position_embeddings"],
+        "shift_label": shape.shift_label,
+        "draft_vocab_size": shape.draft_vocab_size if 0 < shape.draft_vocab_size < vocab else None,
+        "projector_type": "domino" if domino else None,
+        "gru_hidden_dim": shape.gru_hidden_dim,
+        "emb_dim": shape.emb_dim,
+        "pure_draft_prefix_len": shape.pure_draft_prefix_len,
+    }
+    return DrafterConfig.from_dict(released)
+
+
+def _unused_token(target: TargetReader, corpus: Corpus) -> int:
+    """The first token that no sequence holds and that means nothing to the tokenizer: a mask must not look
+    like text.
+    """
+    used = set(np.unique(corpus.tokens).tolist()) | set(target.special_token_ids)
+    return next((i for i in range(target.embedding.shape[0]) if i not in used), target.embedding.shape[0] - 1)
+
+
+def _freeze(target: TargetReader, draft_tokens: Tensor, bf16: bool) -> FrozenTarget:
+    dtype, device = torch.bfloat16 if bf16 else torch.float32, target.embedding.device
+    ids = torch.full((target.embedding.shape[0],), -1)
+    ids[draft_tokens] = torch.arange(len(draft_tokens))
+    head = target.head[draft_tokens.to(device)].contiguous()
+    return FrozenTarget(target.embedding.to(dtype), head.to(dtype), ids.to(device))
+
+
+def tensorboard_writer(folder: str | Path) -> Callable[[dict[str, Any]], None]:
+    """A log function that writes every number of a row for TensorBoard; does nothing without the `train`
+    extra.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        return lambda row: None
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder))
+
+    def write(row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if isinstance(value, (int, float)) and name != "step":
+                writer.add_scalar(name, value, row["step"])
+        writer.flush()
+
+    return write

@@ -1,0 +1,175 @@
+"""Stopping, limits, slots and re-use: what the loop promises beside the tokens themselves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from oracle import OracleDrafter, tiny_drafter
+from targets.tiny import tiny_target
+
+from dominotree.decode import Decoder
+from dominotree.errors import InvalidRequest, NumericalError
+from dominotree.generation import Request
+from dominotree.methods import Drafting
+from dominotree.sampling import SamplingParams
+
+PROMPT = [5, 9, 33, 2, 61]
+
+
+@pytest.fixture(scope="module")
+def target():  # type: ignore[no-untyped-def]
+    return tiny_target("llama")
+
+
+@pytest.fixture(scope="module")
+def answer(target):  # type: ignore[no-untyped-def]
+    sampling = SamplingParams(max_new_tokens=60, ignore_eos=True, temperature=1.5, seed=5)
+    return Decoder(target, context=128).run([Request(PROMPT, sampling, Drafting("ar"))])[0].new_tokens
+
+
+def decode(target, answer, **sampling):  # type: ignore[no-untyped-def]
+    """With an oracle that has the whole answer accepted, in blocks of 16."""
+    oracle = OracleDrafter(target, [PROMPT + answer], block=16)
+    params = SamplingParams(temperature=1.5, seed=5, **{"max_new_tokens": 60, "ignore_eos": True, **sampling})
+    return Decoder(target, oracle, context=128).run([Request(PROMPT, params)])[0]
+
+
+def test_the_oracle_is_accepted_in_whole_blocks(target, answer) -> None:  # type: ignore[no-untyped-def]
+    generation = decode(target, answer)
+    assert generation.new_tokens == answer
+    assert generation.stats.mean_accepted > 8
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 20, 59])
+def test_a_stop_token_inside_an_accepted_path_ends_the_answer_there(target, answer, at: int) -> None:  # type: ignore[no-untyped-def]
+    first = answer.index(answer[at])
+    generation = decode(target, answer, stop_token_ids=[answer[at]])
+    assert generation.new_tokens == answer[: first + 1]
+    assert generation.finish_reason == "stop"
+    assert generation.stats.new_tokens == first + 1 == 1 + sum(generation.stats.accepted)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 17, 18, 40])
+def test_max_new_tokens_is_exact(target, answer, limit: int) -> None:  # type: ignore[no-untyped-def]
+    generation = decode(target, answer, max_new_tokens=limit)
+    assert generation.new_tokens == answer[:limit]
+    assert generation.finish_reason == "length"
+    assert sum(generation.stats.accepted) == limit - 1
+
+
+@pytest.mark.parametrize("method", ["ar", "dominotree", "domino", "ddtree"])
+@pytest.mark.parametrize("length", [120, 126, 127])
+def test_decoding_ends_cleanly_at_the_end_of_the_context(target, method: str, length: int) -> None:  # type: ignore[no-untyped-def]
+    prompt = random.Random(1).choices(range(96), k=length)
+    params = SamplingParams(max_new_tokens=50, ignore_eos=True)
+    decoder = Decoder(target, tiny_drafter(target, block=9), context=128, max_nodes=40)
+    generation = decoder.run([Request(prompt, params, Drafting(method, 40))])[0]
+    assert len(generation.tokens) == 128
+    assert generation.finish_reason == "length"
+    longer = Decoder(target, context=256).run([Request(prompt, params, Drafting("ar"))])[0]
+    assert generation.tokens == longer.tokens[:128]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [([], "no tokens"), ([96], "96"), ([-1], "-1"), (list(range(90)) * 2, "180 tokens and the context is 128")],
+)
+def test_prompts_that_cannot_run_are_refused_in_one_line(target, prompt: list[int], says: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        Decoder(target, context=128).add(Request(prompt))
+        Decoder(target, context=128).add(Request(prompt, drafting=Drafting("ar")))
+    assert "\n" not in str(caught.value)
+
+
+def test_methods_that_lack_a_drafter_say_so(target) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidRequest, match="needs a drafter"):
+        Decoder(target).add(Request(PROMPT, drafting=Drafting("dominotree")))
+    plain = tiny_drafter(target, projector=None)
+    with pytest.raises(InvalidRequest, match="needs a Domino drafter"):
+        Decoder(target, plain).add(Request(PROMPT, drafting=Drafting("dominotree")))
+    with pytest.raises(InvalidRequest, match="room for 16"):
+        Decoder(target, plain).add(Request(PROMPT, drafting=Drafting("ddtree", 17)))
+    with pytest.raises(InvalidRequest, match="unknown"):
+        Drafting("tree")
+
+
+def test_all_equal_logits_and_a_prompt_of_one_token_decode(target) -> None:  # type: ignore[no-untyped-def]
+    flat = tiny_target("llama", scale=0.0)
+    drafter = tiny_drafter(flat)
+    for method in ("dominotree", "domino", "static", "marginal", "ddtree", "dflash"):
+        generation = Decoder(flat, drafter).run([Request([7], SamplingParams(max_new_tokens=9), Drafting(method))])[0]
+        assert generation.new_tokens == [0] * 9
+
+
+@pytest.mark.parametrize("method", ["ar", "dominotree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_weights_are_a_clear_error(method: str, temperature: float) -> None:
+    broken = tiny_target("llama")
+    broken._norm[0] = float("nan")
+    decoder = Decoder(broken, tiny_drafter(broken))
+    with pytest.raises(NumericalError, match="NaN"):
+        decoder.run([Request(PROMPT, SamplingParams(temperature=temperature), Drafting(method))])
+    assert not decoder.busy
+    assert decoder._cache.free == [0]
+
+
+def test_one_decoder_serves_again_after_long_short_and_failed_requests(target) -> None:  # type: ignore[no-untyped-def]
+    decoder = Decoder(target, tiny_drafter(target), context=200)
+    params = SamplingParams(max_new_tokens=25, ignore_eos=True)
+
+    def explode(ids, logits):  # type: ignore[no-untyped-def]
+        raise RuntimeError("a processor's own fault")
+
+    long, short = PROMPT * 20, PROMPT[:2]
+    expected = {len(p): Decoder(target, context=200).run([Request(p, params, Drafting("ar"))])[0].tokens for p in (long, short)}
+    assert decoder.run([Request(long, params)])[0].tokens == expected[len(long)]
+    with pytest.raises(RuntimeError):
+        decoder.run([Request(long, SamplingParams(logits_processors=(explode,)))])
+    for prompt in (short, short, long):
+        assert decoder.run([Request(prompt, params)])[0].tokens == expected[len(prompt)]
+
+
+def test_a_stream_that_is_dropped_frees_its_slot(target) -> None:  # type: ignore[no-untyped-def]
+    decoder = Decoder(target, tiny_drafter(target))
+    stream = decoder.stream(Request(PROMPT, SamplingParams(max_new_tokens=100, ignore_eos=True)))
+    next(stream)
+    stream.close()
+    assert not decoder.busy
+    assert decoder._cache.free == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reused_prefixes_change_nothing(dtype: torch.dtype) -> None:
+    """A conversation in one slot, plain decoding in between, equals fresh decoders."""
+    target = tiny_target("qwen2", dtype=dtype)
+    drafter = tiny_drafter(target)
+    decoder = Decoder(target, drafter, slots=2, context=400)
+    rng = random.Random(2)
+    history: list[int] = []
+    for turn, method in enumerate(["dominotree", "ar", "dominotree", "domino", "ar", "ar", "dominotree"]):
+        history = history[: rng.choice([len(history), len(history), 20])] + rng.choices(range(2, 96), k=11)
+        params = SamplingParams(temperature=0.8, seed=turn, max_new_tokens=20, ignore_eos=True)
+        got = decoder.run([Request(history, params, Drafting(method), reuse=True)])[0]
+        fresh = Decoder(target, drafter, context=400).run([Request(history, params, Drafting(method))])[0]
+        assert got.tokens == fresh.tokens
+        assert turn == 0 or got.stats.reused_tokens > 0
+        history = list(got.tokens)
+    whole = decoder.run([Request(history[:-1], params, Drafting("ar"), reuse=True)])[0]
+    assert whole.stats.reused_tokens <= len(history) - 2
+
+
+def test_logprobs_are_those_of_the_raw_distribution(target, answer) -> None:  # type: ignore[no-untyped-def]
+    from dominotree.targets.rows import Segment
+
+    for sampling in ({"logprobs": 5}, {"logprobs": 0, "frequency_penalty": 1.0}):
+        generation = decode(target, answer, **sampling)
+        tokens = generation.tokens
+        raw = target.forward(target.new_cache(1, 128), [Segment(0, 0, tokens)]).logits.float().log_softmax(-1)
+        assert len(generation.logprobs) == len(generation.new_tokens)
+        for i, found in enumerate(generation.logprobs):
+            row = raw[len(PROMPT) + i - 1]
+            assert found.token == tokens[len(PROMPT) + i]
+            assert found.logprob == pytest.approx(float(row[found.token]), abs=1e-4)
+            assert [t for t, _ in found.top] == row.topk(sampling["logprobs"]).indices.tolist()
