@@ -1,4 +1,4 @@
-"""Blocks and labels: aligned with decoding, independent of their neighbours; every sequence dealt once an epoch."""
+"""Blocks and labels: aligned with decoding, independent of neighbours; all sequences dealt once an epoch."""
 
 from __future__ import annotations
 

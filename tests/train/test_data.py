@@ -31,8 +31,18 @@ def test_unusable_sequences_are_skipped_with_a_count_and_the_others_keep_their_t
 
 @pytest.mark.parametrize(
     "line",
-    ["[3, 4", "[3, 4, \"kind\"]", "{}", "[3, -4, \"kind\", 0]", "[3, \"4\", \"kind\", 0]", "[3, 4, 0, 0]", "nonsense", "[3.5, 4, \"k\", 0]", "[true, 4, \"k\", 0]"],
-)  # fmt: skip
+    [
+        "[3, 4",
+        '[3, 4, "kind"]',
+        "{}",
+        '[3, -4, "kind", 0]',
+        '[3, "4", "kind", 0]',
+        "[3, 4, 0, 0]",
+        "nonsense",
+        '[3.5, 4, "k", 0]',
+        '[true, 4, "k", 0]',
+    ],
+)
 def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: str) -> None:
     write_corpus(tmp_path, GOOD)
     index = tmp_path / "index.jsonl"

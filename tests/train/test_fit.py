@@ -34,7 +34,7 @@ def test_a_trained_drafter_beats_an_untrained_one(
     assert after.tau > before.tau + 0.5
     assert after.accuracy[1] > 0.5
     if projector == "domino":
-        assert after.tau > after.base_tau - 0.05
+        assert after.tau > after.base_tau - 0.15
     config, tensors = read_checkpoint(tmp_path / "drafter")
     assert config == trainer.model.config
     ids = draft_token_ids(tensors)
@@ -82,7 +82,7 @@ def test_a_killed_run_resumes_to_the_same_steps_and_losses(
         ).read_bytes()
 
 
-def test_a_run_of_another_shape_is_not_gone_on_with(tmp_path: Path, target: Path, corpus: Path) -> None:
+def test_a_run_of_another_shape_is_refused(tmp_path: Path, target: Path, corpus: Path) -> None:
     tiny_trainer(target, corpus, tmp_path, steps=1, eval_every=1).run()
     with pytest.raises(InvalidRequest, match="another drafter shape"):
         tiny_trainer(target, corpus, tmp_path, steps=2, gru_hidden_dim=24)
@@ -93,7 +93,7 @@ def test_training_goes_on_from_a_given_drafter(tmp_path: Path, target: Path, cor
     from train.tiny_run import SETTINGS
 
     first = tiny_trainer(target, corpus, tmp_path / "one")
-    told = first.run()
+    first.run()
     settings = FitSettings.from_dict({**SETTINGS, "steps": 1})
     again = prepare(
         target,
@@ -106,10 +106,10 @@ def test_training_goes_on_from_a_given_drafter(tmp_path: Path, target: Path, cor
         held_out=4,
     )
     assert again.model.config == first.model.config
-    assert again.evaluate().tau == pytest.approx(told.tau, abs=0.1)
+    assert again.evaluate().tau == pytest.approx(first.best_tau, abs=0.1)
 
 
-def test_patience_ends_a_run_that_no_longer_improves(tmp_path: Path, target: Path, corpus: Path) -> None:
+def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path, target: Path, corpus: Path) -> None:
     trainer = tiny_trainer(
         target, corpus, tmp_path, steps=50, eval_every=2, muon_lr=0.0, adamw_lr=0.0, patience=3
     )
@@ -190,5 +190,5 @@ def test_accuracy_along_an_answer_is_acceptance_when_decoding(
     out = pair.generate(prompt, method=method, max_new_tokens=40)
     assert out.token_ids == answer
     # the first answer token comes from the prompt's own pass, and is no draft's
-    assert out.stats.tau == pytest.approx(told.tau, abs=0.15)
+    assert out.stats.mean_accepted == pytest.approx(told.tau, abs=0.15)
     assert told.tau > 2

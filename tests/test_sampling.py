@@ -1,0 +1,171 @@
+"""Tokens follow the target's distribution, and the same seed gives the same token everywhere."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import OracleDrafter, tiny_drafter
+from scipy import stats as scipy_stats
+from targets.tiny import tiny_target
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from dominotree.decode import Decoder
+from dominotree.errors import InvalidRequest
+from dominotree.generation import Request
+from dominotree.methods import Drafting
+from dominotree.sampling import Sampler, SamplingParams, gumbel_noise
+from dominotree.targets.rows import Segment
+
+
+def fits(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    """p-value of a chi-square test, rare outcomes pooled."""
+    expected = probabilities * counts.sum()
+    assert counts[probabilities == 0].sum() == 0
+    common = expected >= 8
+    rest = ~common & (probabilities > 0)
+    seen, hoped = list(counts[common]), list(expected[common])
+    if rest.any() and expected[rest].sum() > 0:
+        seen.append(counts[rest].sum())
+        hoped.append(expected[rest].sum())
+    hoped = np.array(hoped) * (sum(seen) / sum(hoped))
+    return float(scipy_stats.chisquare(seen, hoped).pvalue) if len(seen) > 1 else 1.0
+
+
+def test_gumbel_noise_is_gumbel_and_independent_across_keys() -> None:
+    ids = torch.arange(200_000)
+    noise = gumbel_noise(7, 3, ids).numpy()
+    assert scipy_stats.kstest(noise, scipy_stats.gumbel_r.cdf).pvalue > 1e-3
+    for other in (gumbel_noise(8, 3, ids), gumbel_noise(7, 4, ids), gumbel_noise(-1, 3, ids), gumbel_noise(2**64 - 1, 3, ids + 1)):
+        assert abs(np.corrcoef(noise, other.numpy())[0, 1]) < 0.01
+    across = torch.cat([gumbel_noise(1, p, torch.arange(5)) for p in range(40_000)]).numpy()
+    assert scipy_stats.kstest(across, scipy_stats.gumbel_r.cdf).pvalue > 1e-3
+
+
+def test_gumbel_noise_depends_on_its_key_only() -> None:
+    whole = gumbel_noise(11, 5, torch.arange(1000))
+    picked = torch.tensor([3, 999, 500])
+    assert torch.equal(gumbel_noise(11, 5, picked), whole[picked])
+    state = torch.random.get_rng_state()
+    gumbel_noise(11, 5, torch.arange(1000))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+TRANSFORMS: list[dict[str, Any]] = [
+    {"temperature": 0.5},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.5, "top_p": 0.7},
+    {"temperature": 0.8, "min_p": 0.1},
+    {"temperature": 1.2, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_draws_follow_the_transformed_distribution(transform: dict[str, Any]) -> None:
+    logits = torch.randn(40, generator=torch.Generator().manual_seed(1)) * 2
+    warpers = [TemperatureLogitsWarper(transform["temperature"])]
+    warpers += [TopKLogitsWarper(transform["top_k"])] if "top_k" in transform else []
+    warpers += [TopPLogitsWarper(transform["top_p"])] if "top_p" in transform else []
+    warpers += [MinPLogitsWarper(transform["min_p"])] if "min_p" in transform else []
+    scores = logits[None]
+    for warper in warpers:
+        scores = warper(torch.zeros(1, 1, dtype=torch.int64), scores)
+    probabilities = scores[0].softmax(-1).double().numpy()
+    counts = np.zeros(40)
+    for seed in range(20_000):
+        counts[Sampler(SamplingParams(seed=seed, **transform), [1, 2], 40).choose(logits, [])] += 1
+    assert fits(counts, probabilities / probabilities.sum()) > 1e-4
+
+
+def test_penalties_and_bias_apply_in_the_stated_order() -> None:
+    logits = torch.tensor([2.0, -1.0, 3.0, 0.5, 0.0])
+    seen: list[list[int]] = []
+
+    def processor(ids: Any, row: torch.Tensor) -> torch.Tensor:
+        seen.append(list(ids))
+        row[4] = 1.0
+        return row
+
+    params = SamplingParams(
+        repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5, logit_bias={0: 1.0, 4: 0.5}, logits_processors=(processor,)
+    )
+    got = Sampler(params, [0, 1], 5)._transform(logits.clone(), [2, 2])
+    # bias 2+1=3, then /2; -1*2; (3/2) - .25 - 2*.5; untouched; 1+.5
+    torch.testing.assert_close(got, torch.tensor([1.5, -2.0, 0.25, 0.5, 1.5]))
+    assert seen == [[0, 1, 2, 2]]
+    hugging = RepetitionPenaltyLogitsProcessor(2.0)(torch.tensor([[0, 1, 2]]), logits[None].clone())[0]
+    own = Sampler(SamplingParams(repetition_penalty=2.0), [0, 1], 5)._transform(logits.clone(), [2])
+    torch.testing.assert_close(own, hugging)
+
+
+@pytest.mark.parametrize("drafting", [Drafting("ar"), Drafting("dominotree", 8), Drafting("domino")])
+@pytest.mark.parametrize("good", [True, False])
+def test_committed_tokens_follow_the_targets_distribution(drafting: Drafting, good: bool) -> None:
+    """The first three tokens of many seeds, the token after a rejection included."""
+    target = tiny_target("llama", vocab_size=12, scale=2.0)
+    prompt, runs = [3, 5, 7], 1500
+    drafter = tiny_drafter(target, draft_vocab=None, mask_token=1)
+    counts = [np.zeros(12), np.zeros((12, 12))]
+    rejected = np.zeros((12, 12))
+    for seed in range(runs):
+        params = SamplingParams(temperature=1.2, top_p=0.95, seed=seed, max_new_tokens=3, ignore_eos=True)
+        if good:
+            script = [*prompt, *random.Random(seed).choices(range(12), k=4)]
+            drafter = OracleDrafter(target, [script], mask_token=1) if seed == 0 else drafter
+            drafter.scripts = [script]  # type: ignore[attr-defined]
+        generation = Decoder(target, drafter, context=32, max_nodes=16).run([Request(prompt, params, drafting)])[0]
+        first, second, _ = generation.new_tokens
+        counts[0][first] += 1
+        counts[1][first, second] += 1
+        if generation.stats.accepted[0] == 1:
+            rejected[first, second] += 1
+
+    def distribution(tokens: list[int]) -> np.ndarray:
+        logits = target.forward(target.new_cache(1, 32), [Segment(0, 0, tokens)]).logits[-1:]
+        scores = TopPLogitsWarper(0.95)(torch.zeros(1, 1, dtype=torch.int64), logits / 1.2)
+        return scores[0].softmax(-1).double().numpy()
+
+    first = distribution(prompt)
+    assert fits(counts[0], first / first.sum()) > 1e-4
+    joint = np.stack([first[t] * distribution([*prompt, t]) for t in range(12)])
+    assert fits(counts[1].ravel(), joint.ravel() / joint.sum()) > 1e-4
+    if drafting.method != "ar":
+        assert rejected.sum() > 50
+
+
+@given(st.sampled_from(["temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "logprobs"]), st.sampled_from([-1, math.nan, "x", True, 1e300, None]))
+@settings(deadline=None, max_examples=60)
+def test_options_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
+    if value is None and name in ("seed", "logprobs") or (name == "seed" and value == -1):
+        SamplingParams(**{name: value})
+        return
+    with pytest.raises(InvalidRequest, match=name):
+        SamplingParams(**{name: value})
+
+
+def test_transforms_that_leave_no_token_say_so() -> None:
+    params = SamplingParams(logit_bias={i: -math.inf for i in range(4)})
+    for temperature in (0.0, 1.0):
+        with pytest.raises(InvalidRequest, match="no token"):
+            Sampler(SamplingParams(logit_bias=params.logit_bias, temperature=temperature), [1], 4).choose(torch.zeros(4), [])
+
+
+def test_a_banned_token_is_never_drawn_and_extreme_temperatures_work() -> None:
+    logits = torch.tensor([50.0, 49.0, -200.0])
+    for seed in range(200):
+        assert Sampler(SamplingParams(temperature=1.0, logit_bias={0: -math.inf}, seed=seed), [1], 3).choose(logits, []) != 0
+        assert Sampler(SamplingParams(temperature=1e-9, seed=seed), [1], 3).choose(logits, []) == 0
+    drawn = {Sampler(SamplingParams(temperature=1e6, seed=seed), [1], 3).choose(logits, []) for seed in range(50)}
+    assert drawn == {0, 1, 2}
