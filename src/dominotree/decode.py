@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
@@ -15,6 +16,7 @@ from dominotree.methods import grow
 from dominotree.sampling import check_best
 from dominotree.targets.base import Target
 from dominotree.targets.cache import SlotCache
+from dominotree.targets.elementwise import argmax_rows
 from dominotree.targets.rows import Segment
 from dominotree.text import TextCodec
 from dominotree.tree.tree import Tree
@@ -273,9 +275,9 @@ def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[
 
 def _greedy_tokens(logits: torch.Tensor) -> list[int]:
     """The argmax of every row; raises `NumericalError` for NaN."""
-    best, tokens = logits.max(dim=-1)
-    check_best(float("nan") if bool(best.isnan().any()) else 0.0)
-    return list(tokens.tolist())
+    tokens = argmax_rows(logits)
+    check_best(math.nan if -1 in tokens else 0.0)
+    return tokens
 
 
 def _segment(generation: Generation, tree: Tree) -> Segment:

@@ -180,8 +180,8 @@ def test_accuracy_along_an_answer_is_acceptance_when_decoding(
     answer = plain.generate(prompt, method="ar", max_new_tokens=40).token_ids
     folder = write_corpus(tmp_path / "c", [(prompt, answer)])
     trainer = tiny_trainer(
-        target, folder, tmp_path / "run", held_out=0, steps=60, eval_every=60, sequences=1, projector=projector,
-        shift_label=shift_label, block_size=5,
+        target, folder, tmp_path / "run", held_out=0, steps=60, eval_every=60, sequences=1,
+        projector=projector, shift_label=shift_label, block_size=5,
     )  # fmt: skip
     told = trainer.run()
     config, tensors = read_checkpoint(tmp_path / "run/drafter")

@@ -7,11 +7,116 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Make a drafter for a target of your own.")
+app = typer.Typer(no_args_is_help=True)
 
 Target = Annotated[str, typer.Option("--target", "-t", help="Target: a named pair, a folder or a hub id.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: PyTorch's own choice.")]
+
+
+@app.callback()
+def train() -> None:
+    """Make a drafter for a target of your own."""
+
+
+@app.command()
+def collect(
+    target: Target,
+    prompts: Annotated[list[str], typer.Option(help="JSONL file of {prompt} or {turns}; may be repeated.")],
+    out: Annotated[Path, typer.Option(help="Corpus folder; one found here is gone on with.")],
+    drafter: Annotated[
+        str, typer.Option(help="Drafter that speeds this up; the answers stay the same.")
+    ] = "none",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 384,
+    temperatures: Annotated[str, typer.Option(help="Given to the prompts in turn.")] = "0,0.7,0,1",
+    batch: Annotated[int, typer.Option(min=1, help="Conversations decoded together.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many conversations.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Let the target answer prompts: the corpus to fit a drafter on. Stop at any time, the same command goes
+    on.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    import dominotree as dt
+    from dominotree.errors import InvalidRequest
+    from dominotree.train.collect import collect as collect_answers
+    from dominotree.train.collect import read_prompts
+
+    try:
+        heats = [float(part) for part in temperatures.split(",")]
+    except ValueError as error:
+        raise InvalidRequest(
+            f"--temperatures is {temperatures!r}, expected numbers such as 0,0.7,1."
+        ) from error
+    conversations = [found for name in prompts for found in read_prompts(name)][:limit]
+    pair = dt.load(
+        target=target, drafter=drafter, dflash_drafter="none", device=device, threads=threads, max_batch=batch
+    )
+    columns = (
+        TextColumn("{task.completed}/{task.total} conversations"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]:.0f} tokens/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=len(conversations), rate=0.0)
+        held = collect_answers(
+            pair,
+            conversations,
+            out,
+            max_new_tokens=max_new_tokens,
+            temperatures=heats,
+            batch=batch,
+            seed=seed,
+            report=lambda done, total, rate: bar.update(task, completed=done, rate=rate),
+        )
+    typer.echo(f"{out}: answers to {held} conversations")
+
+
+@app.command("eval")
+def evaluate(
+    target: Target,
+    drafter: Annotated[str, typer.Option(help="Drafter folder, hub id or name.")],
+    prompts: Annotated[list[str], typer.Option(help="As for `collect`.")],
+    methods: Annotated[str, typer.Option(help="Methods to compare.")] = "domino,dominotree",
+    budget: Annotated[int, typer.Option(min=0, help="Most nodes of a tree.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of each file.")] = 8,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Measure tau (tokens a round) by decoding first turns greedily, apart for answers that ended by
+    themselves.
+    """
+    import dominotree as dt
+    from dominotree.train.collect import read_prompts
+
+    pair = dt.load(target=target, drafter=drafter, device=device, dtype=dtype, threads=threads)
+    names = [name.strip() for name in methods.split(",")]
+    head = ("prompts", "method", "tau", "ended", "tau of these", "cut", "tau of these")
+    typer.echo("{:<20} {:<12} {:>6} {:>6} {:>13} {:>4} {:>13}".format(*head))
+    for file in prompts:
+        conversations = read_prompts(file)[:limit]
+        for method in names:
+            outputs = [
+                pair.generate(c.turns[0], method=method, budget=budget, max_new_tokens=max_new_tokens)
+                for c in conversations
+            ]
+            ended = [o.stats.mean_accepted for o in outputs if o.finish_reason == "stop"]
+            cut = [o.stats.mean_accepted for o in outputs if o.finish_reason != "stop"]
+            typer.echo(
+                f"{Path(file).stem:<20} {method:<12} {_mean(ended + cut):>6} {len(ended):>6} "
+                f"{_mean(ended):>13} "
+                f"{len(cut):>4} {_mean(cut):>13}"
+            )
+
+
+def _mean(values: list[float]) -> str:
+    return f"{sum(values) / len(values):.3f}" if values else "-"
 
 
 @app.command()
@@ -55,7 +160,7 @@ def fit(
         fit_values["steps"] = steps
     if threads is not None:
         torch.set_num_threads(threads)
-    settings = FitSettings.from_dict(fit_values)
+    settings = FitSettings.of_run(out) if export else FitSettings.from_dict(fit_values)
     write_scalars = tensorboard_writer(out / "tensorboard")
 
     def on_log(row: dict[str, Any]) -> None:
@@ -74,6 +179,7 @@ def fit(
         bf16=bf16,
         held_out=held_out,
         cache=cache,
+        fill=not export,
         on_cache=lambda done, total, rate: typer.echo(
             f"features {done}/{total} sequences, {rate:.0f} tokens/s"
         ),

@@ -14,7 +14,8 @@ from dominotree.targets.attention import attention_kind, rotate
 from dominotree.targets.base import Target
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import rope_table
-from dominotree.targets.layer import LayerShape, Weights, normalise, read_layer
+from dominotree.targets.elementwise import normalise
+from dominotree.targets.layer import LayerShape, Weights, read_layer
 from dominotree.targets.linear import Linear
 from dominotree.targets.rows import Rows
 
@@ -62,7 +63,7 @@ class Drafter:
         )
         self._layers = [read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)]
         self._context = _context_projection(weights, config)
-        self._k_norms = torch.stack([layer.k_norm for layer in self._layers if layer.k_norm is not None])
+        self._k_norms = torch.stack([layer.head_norms.key for layer in self._layers if layer.head_norms is not None])
         self.token_ids = self._draft_tokens(tensors)
         self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
         head = target.head_weight()

@@ -17,6 +17,13 @@ from pathlib import Path
 
 from dominotree.hub import cache_dir
 
+_P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_VOID_FUNCTIONS = {
+    "dt_rope_store": [_P, _I],
+    "dt_add_norm": [_P, _P, _P, _P, _I, _N, _N, _F, _I],
+    "dt_swiglu": [_P, _P, _I, _N, _N, _I],
+    "dt_argmax": [_P, _I, _N, _N, _P, _I],
+}
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
 
@@ -40,6 +47,21 @@ class Attention(ctypes.Structure):
         ("contiguous", ctypes.c_void_p),
         ("tail_start", ctypes.c_void_p),
         ("tail", ctypes.c_void_p),
+    ]
+
+
+class RopeStore(ctypes.Structure):
+    """Arguments of `dt_rope_store`."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "head_dim", "length", "stride")],
+        ("eps", ctypes.c_float),
+        ("bf16", ctypes.c_int),
+        ("kv_bf16", ctypes.c_int),
+        *[
+            (name, ctypes.c_void_p)
+            for name in ("qkv", "q_norm", "k_norm", "cos", "sin", "q_out", "keys", "values", "slot", "column")
+        ],
     ]
 
 
@@ -88,8 +110,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the C kernels did not build: {error}"
     library.dt_attend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.dt_attend.restype = ctypes.c_int
-    library.dt_rope_store.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 7, *[ctypes.c_int64] * 5]
-    library.dt_rope_store.restype = None
+    for function, arguments in _VOID_FUNCTIONS.items():
+        getattr(library, function).argtypes = arguments
+        getattr(library, function).restype = None
     return library, ""
 
 

@@ -9,21 +9,33 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional as F
 
 from dominotree import native
 from dominotree.targets.cache import SlotCache
+from dominotree.targets.elementwise import normalise
 from dominotree.targets.rows import Rows
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each head's queries and keys, weights `[head_dim]`."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
 
 
 class Attention(Protocol):
     """Attends for one pass; made anew for each pass."""
 
-    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """`qkv` `[rows, (heads + 2 kv_heads) * head_dim]` -> `[rows, heads * head_dim]`, keys and values stored."""
+    def __call__(self, layer: int, qkv: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
+        """`qkv` `[rows, (heads + 2 kv_heads) * head_dim]` -> `[rows, heads * head_dim]`, keys and values stored.
+
+        `norms` apply to every head's queries and keys before they are rotated; `qkv` may be overwritten.
+        """
         ...
 
 
@@ -51,34 +63,44 @@ class NativeAttention:
         self._cos, self._sin = cos[positions], sin[positions]
         self._threads = torch.get_num_threads()
         self._layer_bytes = cache.keys.stride(0) * cache.keys.element_size()
-        self._kv_bf16 = int(cache.keys.dtype == torch.bfloat16)
         self._args = native.Attention(
             heads=heads,
             kv_heads=self.kv_heads,
             head_dim=head_dim,
             length=length,
             scale=head_dim**-0.5,
-            kv_bf16=self._kv_bf16,
+            kv_bf16=int(cache.keys.dtype == torch.bfloat16),
             slot=rows.slots.ctypes.data,
             contiguous=rows.contiguous.ctypes.data,
             tail_start=rows.tail_start.ctypes.data,
             tail=rows.tail.ctypes.data,
         )
+        self._store = native.RopeStore(
+            rows=len(rows),
+            heads=heads,
+            kv_heads=self.kv_heads,
+            head_dim=head_dim,
+            length=length,
+            kv_bf16=self._args.kv_bf16,
+            cos=self._cos.data_ptr(),
+            sin=self._sin.data_ptr(),
+            slot=rows.slots.ctypes.data,
+            column=rows.columns.ctypes.data,
+        )
 
-    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        args, rows, cache = self._args, self._rows, self._cache
-        width = self.heads * args.head_dim
-        q = torch.empty(len(rows), width, dtype=qkv.dtype)
+    def __call__(self, layer: int, qkv: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
+        args, store = self._args, self._store
+        q = torch.empty(len(self._rows), self.heads * args.head_dim, dtype=qkv.dtype)
         out = torch.empty_like(q)
-        args.keys = cache.keys.data_ptr() + layer * self._layer_bytes
-        args.values = cache.values.data_ptr() + layer * self._layer_bytes
-        args.q, args.out, args.q_bf16 = q.data_ptr(), out.data_ptr(), int(qkv.dtype == torch.bfloat16)
-        self._library.dt_rope_store(
-            qkv.data_ptr(), args.q_bf16, self._kv_bf16, self._cos.data_ptr(), self._sin.data_ptr(), args.q,
-            args.keys, args.values, args.slot, rows.columns.ctypes.data, len(rows),
-            self.heads, self.kv_heads, args.head_dim, args.length,
-        )  # fmt: skip
-        if self._library.dt_attend(ctypes.byref(args), len(rows), self._threads):
+        store.keys = args.keys = self._cache.keys.data_ptr() + layer * self._layer_bytes
+        store.values = args.values = self._cache.values.data_ptr() + layer * self._layer_bytes
+        store.qkv, store.q_out, store.stride = qkv.data_ptr(), q.data_ptr(), qkv.shape[1]
+        store.bf16 = args.q_bf16 = int(qkv.dtype == torch.bfloat16)
+        if norms is not None:
+            store.q_norm, store.k_norm, store.eps = norms.query.data_ptr(), norms.key.data_ptr(), norms.eps
+        args.q, args.out = q.data_ptr(), out.data_ptr()
+        self._library.dt_rope_store(ctypes.byref(store), self._threads)
+        if self._library.dt_attend(ctypes.byref(args), len(self._rows), self._threads):
             raise MemoryError("attention ran out of memory")
         return out
 
@@ -102,8 +124,10 @@ class TorchAttention:
         mask = rows.mask(self._first, self._last, self._width, self._length)
         self._mask = torch.from_numpy(mask).to(device).unsqueeze(1)  # [slots, 1, width, length]
 
-    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+    def __call__(self, layer: int, qkv: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
         q, k, v = split_heads(qkv, self.heads, self.kv_heads)
+        if norms is not None:
+            q, k = normalise(q, norms.query, norms.eps), normalise(k, norms.key, norms.eps)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self._slots, :, self._columns] = rotate(k, self._cos, self._sin).to(keys.dtype)
         values[self._slots, :, self._columns] = v.to(values.dtype)

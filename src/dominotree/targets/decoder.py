@@ -12,7 +12,8 @@ from dominotree.targets.attention import Attention, TorchAttention, attention_ki
 from dominotree.targets.base import Forward
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import TargetConfig, rope_table
-from dominotree.targets.layer import LayerShape, Weights, normalise, read_layer
+from dominotree.targets.elementwise import normalise
+from dominotree.targets.layer import LayerShape, Weights, read_layer
 from dominotree.targets.linear import Linear
 from dominotree.targets.rows import Rows, Segment
 
@@ -105,7 +106,7 @@ class DecoderTarget:
         for i, layer in enumerate(self._layers):
             x = layer(i, x, attend)
             if i in feature_layers:
-                tapped[i] = x[:count]
+                tapped[i] = x[:count].clone()  # the next layer adds to x in place
         features = torch.cat([tapped[i] for i in feature_layers], dim=-1) if feature_layers else None
         eps = self.config.rms_norm_eps
         if last_only:

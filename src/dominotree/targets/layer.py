@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
 from dominotree.errors import UnsupportedModel
-from dominotree.targets.attention import Attention
+from dominotree.targets.attention import Attention, HeadNorms
+from dominotree.targets.elementwise import add_normalise, normalise, swiglu
 from dominotree.targets.linear import Linear
 
 
@@ -36,37 +36,22 @@ class Layer:
     shape: LayerShape
     input_norm: torch.Tensor
     qkv: Linear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    head_norms: HeadNorms | None
     output: Linear
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
 
     def __call__(self, index: int, x: torch.Tensor, attend: Attention) -> torch.Tensor:
-        """`x` `[rows, hidden]` -> the layer's output, same shape; `attend` is told the layer's index."""
+        """`x` `[rows, hidden]`, overwritten, -> the layer's output; `attend` is told the layer's index."""
         eps = self.shape.eps
         qkv = self.qkv(normalise(x, self.input_norm, eps))
-        if self.q_norm is not None and self.k_norm is not None:
-            qkv = self._normalise_heads(qkv, self.q_norm, self.k_norm)
-        x = x + self.output(attend(index, qkv))
-        gate, up = self.gate_up(normalise(x, self.mlp_norm, eps)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        x, normed = add_normalise(x, self.output(attend(index, qkv, self.head_norms)), self.mlp_norm, eps)
+        return x + self.down(swiglu(self.gate_up(normed)))
 
     def linears(self) -> tuple[Linear, ...]:
         """The layer's linear maps."""
         return self.qkv, self.output, self.gate_up, self.down
-
-    def _normalise_heads(self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor) -> torch.Tensor:
-        s = self.shape
-        by_head = qkv.view(qkv.shape[0], -1, s.head_dim)
-        q, k, v = by_head.split((s.heads, s.kv_heads, s.kv_heads), dim=1)
-        return torch.cat((normalise(q, q_norm, s.eps), normalise(k, k_norm, s.eps), v), dim=1).flatten(1)
-
-
-def normalise(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm over the last axis."""
-    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 class Weights:
@@ -100,13 +85,16 @@ def read_layer(weights: Weights, prefix: str, shape: LayerShape) -> Layer:
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     heads = [attention + name for name in ("q_proj", "k_proj", "v_proj")]
+    norms = None
+    if shape.qk_norm:
+        query, key = (weights.take(f"{attention}{part}_norm.weight", (shape.head_dim,)) for part in "qk")
+        norms = HeadNorms(query, key, shape.eps)
     wide = [mlp + "gate_proj", mlp + "up_proj"]
     return Layer(
         shape=shape,
         input_norm=weights.take(prefix + "input_layernorm.weight", (shape.hidden,)),
         qkv=weights.linear(heads, (q, kv, kv), shape.hidden, shape.qkv_bias),
-        q_norm=weights.take(attention + "q_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
-        k_norm=weights.take(attention + "k_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
+        head_norms=norms,
         output=weights.linear([attention + "o_proj"], (shape.hidden,), q, shape.output_bias),
         mlp_norm=weights.take(prefix + "post_attention_layernorm.weight", (shape.hidden,)),
         gate_up=weights.linear(wide, (shape.intermediate,) * 2, shape.hidden, shape.mlp_bias),

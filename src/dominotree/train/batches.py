@@ -104,7 +104,8 @@ def make_batch(
 
 
 class Deck:
-    """The order in which training visits sequences: packs of similar length, each sequence once an epoch.
+    """The order in which training visits sequences: packs of similar length, each sequence once an epoch,
+    but for a few that would not fill a pack.
 
     An epoch covers what the cache holds when it begins, so that training can start while the cache is filled.
     `state` is all there is to resume.
@@ -137,4 +138,6 @@ class Deck:
         for start in range(0, count, window):
             near = sorted(shuffled[start : start + window], key=lambda place: self._lengths[place])
             packs += [near[i : i + self._pack] for i in range(0, len(near), self._pack)]
+        if len(packs) > 1:  # a smaller batch would have compiled layers compiled again
+            packs = [pack for pack in packs if len(pack) == self._pack]
         return [packs[i] for i in torch.randperm(len(packs), generator=generator).tolist()]

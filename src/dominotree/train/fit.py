@@ -86,6 +86,15 @@ class FitSettings:
                 raise InvalidRequest(f"Training setting {name} is {value!r}, expected {known[name]}.")
         return cls(**values)
 
+    @classmethod
+    def of_run(cls, folder: str | Path) -> FitSettings:
+        """The settings of the run in `folder`; `InvalidRequest` where there is none."""
+        file = Path(folder) / "state.pt"
+        if not file.exists():
+            raise InvalidRequest(f"No training run in {folder}: expected {file.name}; train first.")
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return cls.from_dict(state["settings"])
+
     def weigh(self) -> Weighting:
         """The weights of draft depths that these settings name."""
         if self.weighting == "exponential":

@@ -68,9 +68,8 @@ class Labels:
 class DraftLoss:
     """`total` is differentiable; the rest are figures for the log.
 
-    `corrected` and `base` are the plain weighted means of -log p(true token) per unit of weight, 0-dim;
-    `correct` bool `[blocks, depths]` tells where the corrected argmax is the true token and `base_correct`
-    where the base's is.
+    `corrected` and `base` are weighted means of -log p(true token), 0-dim; `base` is 0 where its loss has no
+    share.
     """
 
     total: Tensor

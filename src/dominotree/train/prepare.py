@@ -70,13 +70,15 @@ def prepare(
     bf16: bool = True,
     held_out: int = 60,
     cache: str | Path | None = None,
+    fill: bool = True,
     on_cache: Callable[[int, int, float], None] = lambda done, total, rate: None,
     on_log: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> Trainer:
     """Everything a run needs, features cached in `cache` (by default `out/features`).
 
     A run found in `out` is gone on with. `init_from` is a drafter folder whose weights, shape and vocabulary
-    are the start. Raises `CorpusError`, `InvalidRequest` and `InvalidCheckpoint`.
+    are the start. Without `fill` only what is cached already is trained on. Raises `CorpusError`,
+    `InvalidRequest` and `InvalidCheckpoint`.
     """
     target = load_target_reader(target_folder, device=device)
     vocab = target.embedding.shape[0]
@@ -92,7 +94,8 @@ def prepare(
         held_out=held_out,
         seed=settings.seed,
     )
-    fill_cache(features, target, report=on_cache)
+    if fill:
+        fill_cache(features, target, report=on_cache)
     return Trainer(out, model, _freeze(target, draft_tokens, bf16), features, settings, on_log=on_log)
 
 

@@ -1,0 +1,185 @@
+"""Collecting a corpus: the target's own answers to prompts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dominotree.train.data import CorpusError
+
+if TYPE_CHECKING:
+    from dominotree.pair import Pair
+
+__all__ = ["Conversation", "collect", "read_prompts"]
+
+TEMPERATURES = (0.0, 0.7, 0.0, 1.0)
+"""Half of the answers greedy, as most users decode; the others show where else the target goes."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """User turns that the target answers one after another, and where they come from."""
+
+    turns: tuple[str, ...]
+    source: str
+
+
+def read_prompts(file: str | Path) -> list[Conversation]:
+    """Conversations of a JSONL file, one `{"prompt": ...}` or `{"turns": [...]}` a line.
+
+    `source`, or else the file's name, is what the model card will call them. Raises `CorpusError` with file
+    and line.
+    """
+    file = Path(file)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"Cannot read prompts from {file} ({error}): expected a JSONL file.") from error
+    found = [_parse(line, f"{file} line {n}", file.stem) for n, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise CorpusError(f"{file} has no prompts: expected one JSON object a line.")
+    return found
+
+
+def _parse(line: str, where: str, name: str) -> Conversation:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise CorpusError(f"{where} is no JSON ({error}): correct or remove the line.") from error
+    turns = None
+    if isinstance(values, dict):
+        turns = values.get("turns", [values["prompt"]] if "prompt" in values else None)
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
+        raise CorpusError(
+            f'{where}: expected {{"prompt": "..."}} or {{"turns": ["..."]}}: {line.strip()[:80]}'
+        )
+    return Conversation(tuple(turns), str(values.get("source", name)))
+
+
+def collect(
+    pair: Pair,
+    conversations: Sequence[Conversation],
+    out: str | Path,
+    *,
+    max_new_tokens: int = 384,
+    temperatures: Sequence[float] = TEMPERATURES,
+    batch: int = 8,
+    seed: int = 0,
+    report: Callable[[int, int, float], None] = lambda done, total, rate: None,
+) -> int:
+    """Append answers to the corpus in `out`, conversation by conversation; returns how many it then holds.
+
+    Conversation i is answered at `temperatures[i % len]` with seed `seed + i`, so a corpus does not depend on
+    when it was stopped. `report(done, total, tokens_per_second)` is called after each batch. What is there
+    already is gone on with; raises `CorpusError` when it was made with other settings.
+    """
+    store = _Store(
+        Path(out),
+        {
+            "dtype": "uint16" if pair.target.vocab_size <= 1 << 16 else "uint32",
+            "target": pair.name,
+            "max_new_tokens": max_new_tokens,
+            "temperatures": list(temperatures),
+            "seed": seed,
+        },
+    )
+    begun, tokens = time.monotonic(), 0
+    for first in range(store.done, len(conversations), batch):
+        part = range(first, min(first + batch, len(conversations)))
+        rows = _answer(pair, [conversations[i] for i in part], part, max_new_tokens, temperatures, seed)
+        store.append(rows, done=part.stop)
+        tokens += sum(row.answer_length for row in rows)
+        report(part.stop, len(conversations), tokens / (time.monotonic() - begun))
+    return store.done
+
+
+@dataclass(frozen=True)
+class _Row:
+    tokens: list[int]
+    answer_length: int
+    source: str
+    temperature: float
+
+
+def _answer(
+    pair: Pair,
+    conversations: Sequence[Conversation],
+    numbers: Sequence[int],
+    max_new_tokens: int,
+    temperatures: Sequence[float],
+    seed: int,
+) -> list[_Row]:
+    """A row for every answered turn, a conversation's turns together."""
+    from dominotree.generation import Request
+    from dominotree.methods import Drafting
+    from dominotree.sampling import SamplingParams
+
+    drafting = Drafting(method="ar" if pair.drafter is None else "dominotree")
+    heats = [temperatures[number % len(temperatures)] for number in numbers]
+    messages: list[list[dict[str, str]]] = [[] for _ in conversations]
+    rows: list[list[_Row]] = [[] for _ in conversations]
+    for turn in range(max(len(conversation.turns) for conversation in conversations)):
+        asked = [i for i, conversation in enumerate(conversations) if len(conversation.turns) > turn]
+        requests = []
+        for i in asked:
+            messages[i].append({"role": "user", "content": conversations[i].turns[turn]})
+            sampling = SamplingParams(
+                temperature=heats[i], seed=seed + numbers[i], max_new_tokens=max_new_tokens
+            )
+            requests.append(Request(pair.prompt_ids(messages[i]), sampling, drafting))
+        for i, request, done in zip(asked, requests, pair.decoder(requests).run(requests), strict=True):
+            answer = done.new_tokens
+            rows[i].append(_Row([*request.prompt, *answer], len(answer), conversations[i].source, heats[i]))
+            messages[i].append({"role": "assistant", "content": done.text})
+    return [row for of_one in rows for row in of_one]
+
+
+class _Store:
+    """A corpus folder that grows; `corpus.json` counts what is complete, anything behind that is cut off."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self._folder, self._settings = folder, settings
+        self._dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[str(settings["dtype"])])
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "corpus.json"
+        stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if not stored and (folder / "tokens.bin").exists():
+            raise CorpusError(f"{folder} holds a corpus that was not made by `collect`: name another folder.")
+        for name, value in settings.items():
+            if stored and stored.get(name) != value:
+                raise CorpusError(
+                    f"The corpus {folder} was made with {name} {stored.get(name)}, now {value}: name "
+                    "another folder."
+                )
+        self.done = int(stored.get("conversations", 0))
+        for name in ("tokens.bin", "index.jsonl"):
+            with (folder / name).open("ab") as handle:
+                handle.truncate(int(stored.get(name, 0)))
+
+    def append(self, rows: Sequence[_Row], done: int) -> None:
+        """Add rows; the first `done` conversations are then complete."""
+        tokens = np.array([token for row in rows for token in row.tokens], dtype=self._dtype)
+        lines = [
+            json.dumps([len(row.tokens) - row.answer_length, row.answer_length, row.source, row.temperature])
+            for row in rows
+        ]
+        pieces = {
+            "tokens.bin": tokens.tobytes(),
+            "index.jsonl": "".join(line + "\n" for line in lines).encode(),
+        }
+        sizes = {}
+        for name, piece in pieces.items():
+            with (self._folder / name).open("ab") as handle:
+                handle.write(piece)
+                sizes[name] = handle.tell()
+        scratch = self._folder / "corpus.json.tmp"
+        content = {**self._settings, "conversations": done, **sizes}
+        scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        scratch.replace(self._folder / "corpus.json")
+        self.done = done
