@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 
 import torch
 
+from dominotree.drafters.coupling import Noise
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.generation import Generation, Request, Stopwatch
@@ -157,7 +158,8 @@ class Decoder:
         for members in groups.values():
             part = draft if len(groups) == 1 else Draft(*(t[members] for t in (draft.roots, draft.hidden, draft.base)))
             depths = [self._max_depth(batch[i]) for i in members]
-            grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths)
+            noise = [_noise(batch[i]) for i in members]
+            grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths, noise)
             for row, i in enumerate(members):
                 trees[id(batch[i])] = grown.single(row)
         return trees
@@ -278,6 +280,13 @@ def _greedy_tokens(logits: torch.Tensor) -> list[int]:
     tokens = argmax_rows(logits)
     check_best(math.nan if -1 in tokens else 0.0)
     return tokens
+
+
+def _noise(generation: Generation) -> Noise | None:
+    params = generation.request.sampling
+    if not generation.request.drafting.noise_aware or params.temperature == 0:
+        return None
+    return Noise(params.temperature, generation.sampler.seed, len(generation.tokens))
 
 
 def _segment(generation: Generation, tree: Tree) -> Segment:

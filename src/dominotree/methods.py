@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
+from dominotree.drafters.coupling import Noise, couple
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.tree.batched import build
@@ -60,6 +63,8 @@ class Drafting:
     budget: int = DEFAULT_BUDGET
     candidates: int = DEFAULT_CANDIDATES
     node_topk: int | None = None
+    noise_aware: bool = False
+    """Rank candidates with the noise of the target's own draws (temperature above 0); never changes the output."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -92,19 +97,33 @@ class Drafting:
             )
 
 
-def grow(drafting: Drafting, drafter: Drafter, draft: Draft, max_depth: Sequence[int]) -> Trees:
-    """The trees (or chains) to verify for a draft over a batch; `max_depth[i]` bounds the depths of sequence i."""
-    kind, base = drafting.kind, draft.base
-    if kind.shape == "chain":
-        if kind.score == "base":
-            return base_chain(base, d2t=drafter.d2t, max_depth=max_depth)
-        assert drafter.head is not None
-        return corrected_chain(base, draft.hidden, draft.roots, drafter.head, max_depth=max_depth)
-    return build(score(drafting, drafter, draft), drafting.budget, node_topk=drafting.node_topk, max_depth=max_depth)
+def grow(
+    drafting: Drafting,
+    drafter: Drafter,
+    draft: Draft,
+    max_depth: Sequence[int],
+    noise: Sequence[Noise | None] = (),
+) -> Trees:
+    """The trees (or chains) to verify for a draft over a batch; `max_depth[i]` bounds the depths of sequence i.
+
+    `noise[i]` are the draws that sequence i is known to make, where drafting should look at them.
+    """
+    scale = None
+    if any(noise):
+        base, scale = couple(draft.base, noise, drafter.token_ids)
+        draft = replace(draft, base=base)
+    kind = drafting.kind
+    if kind.shape == "tree":
+        scorer = score(drafting, drafter, draft, scale)
+        return build(scorer, drafting.budget, node_topk=drafting.node_topk, max_depth=max_depth)
+    if kind.score == "base":
+        return base_chain(draft.base, d2t=drafter.d2t, max_depth=max_depth)
+    assert drafter.head is not None
+    return corrected_chain(draft.base, draft.hidden, draft.roots, drafter.head, max_depth=max_depth, scale=scale)
 
 
-def score(drafting: Drafting, drafter: Drafter, draft: Draft) -> Scorer:
-    """The scorer of a tree method for a draft."""
+def score(drafting: Drafting, drafter: Drafter, draft: Draft, scale: torch.Tensor | None = None) -> Scorer:
+    """The scorer of a tree method for a draft; `scale` `[batch]` multiplies corrections."""
     kind, base = drafting.kind, draft.base
     vocab = base.shape[-1]
     width = min(drafting.candidates or vocab, vocab)
@@ -114,4 +133,4 @@ def score(drafting: Drafting, drafter: Drafter, draft: Draft) -> Scorer:
         return MarginalScorer(base, width, drafter.d2t)
     assert drafter.head is not None
     made = StaticScorer if kind.score == "static" else ConditionalScorer
-    return made(base, draft.hidden, draft.roots, drafter.head, width)
+    return made(base, draft.hidden, draft.roots, drafter.head, width, scale)

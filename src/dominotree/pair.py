@@ -146,7 +146,7 @@ class Pair:
         """The answer to a prompt, or the answers to a list of prompts decoded together.
 
         A str is one chat turn (plain text with `raw=True`), a list of dicts a conversation, a list of ints token
-        ids, a list of any of these a batch. Options: `method`, `budget`, `candidates`, `node_topk`; `sampling` (a
+        ids, a list of any of these a batch. Options: `method`, `budget`, `candidates`, `node_topk`, `noise_aware`; `sampling` (a
         `SamplingParams`) or its fields by name; `system`, `raw`. Raises `InvalidRequest` for what cannot be served.
         """
         batch = is_batch(prompt)
@@ -216,12 +216,13 @@ class Pair:
             budget=options.pop("budget", DEFAULT_BUDGET),
             candidates=options.pop("candidates", DEFAULT_CANDIDATES),
             node_topk=options.pop("node_topk", None),
+            noise_aware=options.pop("noise_aware", False),
         )
         sampling = options.pop("sampling", None) or SamplingParams()
         unknown = sorted(set(options) - set(SamplingParams.__dataclass_fields__))
         if unknown:
             raise InvalidRequest(
-                f"option {unknown[0]!r} is unknown; method, budget, candidates, node_topk, sampling, system, raw or a "
+                f"option {unknown[0]!r} is unknown; method, budget, candidates, node_topk, noise_aware, sampling, system, raw or a "
                 f"field of SamplingParams ({', '.join(SamplingParams.__dataclass_fields__)}) is expected"
             )
         return replace(sampling, **options), drafting, form

@@ -121,14 +121,20 @@ def _signed(x: int) -> int:
     return x - 2**64 if x >= 2**63 else x
 
 
-def gumbel_noise(seed: int, position: int, token_ids: torch.Tensor) -> torch.Tensor:
+def gumbel_noise(seed: int, position: int | Sequence[int], token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, fp64, of the shape of `token_ids` (int64), keyed by (seed, position, token id).
 
-    splitmix64 over the token ids from a start that mixes seed and position; 53 bits become a uniform number inside
-    (0, 1). The same key gives the same noise on every device, up to the last bits of its logarithm.
+    Several positions give a leading axis. splitmix64 over the token ids from a start that mixes seed and position;
+    53 bits become a uniform number inside (0, 1). The same key gives the same noise on every device, up to the last
+    bits of its logarithm.
     """
-    start = _mix(_mix(seed + _GOLDEN) + (position + 1) * _GOLDEN)
-    x = (token_ids + 1) * _signed(_GOLDEN) + _signed(start)
+    mixed = _mix(seed + _GOLDEN)
+    if isinstance(position, int):
+        start: int | torch.Tensor = _signed(_mix(mixed + (position + 1) * _GOLDEN))
+    else:
+        starts = [_signed(_mix(mixed + (p + 1) * _GOLDEN)) for p in position]
+        start = torch.tensor(starts, device=token_ids.device).view(-1, *[1] * token_ids.dim())
+    x = (token_ids + 1) * _signed(_GOLDEN) + start
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _signed(0x94D049BB133111EB)
     x = x ^ ((x >> 31) & 0x1FFFFFFFF)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -96,16 +96,28 @@ def test_an_answer_that_was_stopped_stays_in_the_conversation(
 
 
 def test_a_terminal_gets_a_prompt_and_ctrl_d_leaves(model: Path, drafter: Path) -> None:
+    pytest.importorskip("readline")
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
-    process = start(
-        model, drafter, "chat", "--max-new-tokens", "4", stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
-    )
+    process = start(model, drafter, "chat", "--max-new-tokens", "4", stdin=theirs, stdout=theirs)
     os.close(theirs)
-    seen = b""
-    while b"> " not in seen:
-        seen += os.read(ours, 100)
-    os.write(ours, b"hello\n\x04")
-    assert process.wait(timeout=60) == 0
-    os.close(ours)
-    assert process.stderr is not None and b"/help lists the commands" in process.stderr.read()
+
+    def wait_for_prompt() -> None:
+        seen = b""
+        while b"> " not in seen:
+            assert select.select([ours], [], [], 20)[0], f"no prompt in {seen!r}"
+            seen += os.read(ours, 100)
+
+    try:
+        wait_for_prompt()
+        process.send_signal(signal.SIGINT)
+        for typed in (b"hello\n", b"\x04"):
+            wait_for_prompt()
+            os.write(ours, typed)
+        assert process.wait(timeout=60) == 0
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        assert b"/help lists the commands" in errors and b"(Ctrl-D or /quit leaves)" in errors
+    finally:
+        process.kill()
+        os.close(ours)

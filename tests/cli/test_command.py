@@ -41,9 +41,8 @@ def test_without_a_command_the_help_is_shown(bare: Run) -> None:
 def test_an_unknown_command_is_one_line(bare: Run) -> None:
     result = bare("frobnicate")
     assert result.exit_code == 2
-    assert result.stderr == "Error: No such command 'frobnicate'. (see dominotree --help)\n" or (
-        result.stderr.startswith("Error: No such command 'frobnicate'") and result.stderr.count("\n") == 1
-    )
+    assert result.stderr.startswith("Error: No such command 'frobnicate'")
+    assert result.stderr.count("\n") == 1
 
 
 def test_methods_lists_every_method_with_its_composition(bare: Run) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dominotree.cli import common
@@ -107,6 +108,8 @@ class Conversation:
     def run(self) -> None:
         """Goes on until /quit or the end of the input."""
         if _is_terminal():
+            with suppress(ImportError):  # editing and history, where Python was built with them
+                import_module("readline")
             screen.note(f"{self._pair.name}; /help lists the commands, Ctrl-D leaves")
         while (line := _read_line()) is not None:
             said = line.strip()

@@ -21,12 +21,19 @@ def base_chain(base: Tensor, *, d2t: Tensor | None = None, max_depth: Limit | No
 
 
 def corrected_chain(
-    base: Tensor, hidden: Tensor, root_ids: Tensor, head: DominoHead, *, max_depth: Limit | None = None
+    base: Tensor,
+    hidden: Tensor,
+    root_ids: Tensor,
+    head: DominoHead,
+    *,
+    max_depth: Limit | None = None,
+    scale: Tensor | None = None,
 ) -> Trees:
     """The most likely token at every depth given the tokens above it (Domino, arXiv 2605.29707).
 
     `base [B, K, V']` and `hidden [B, K, H]` are the backbone's logits and output, `root_ids [B]` target ids
-    of the roots. The correction covers all V'; depths below the head's `prefix_len` are left as they are.
+    of the roots. The correction covers all V' and is multiplied by `scale` `[B]` (None: 1); depths below the head's
+    `prefix_len` are left as they are.
     """
     hidden_part = head.hidden_part(hidden)
     state = head.pack(head.initial_state(root_ids))
@@ -34,7 +41,8 @@ def corrected_chain(
     for depth in range(base.shape[1]):
         logits = base[:, depth].detach().float()
         if depth >= head.prefix_len:
-            logits = logits + head.full_correction(head.inner(hidden_part[:, depth], state))
+            inner = head.inner(hidden_part[:, depth], state)
+            logits = logits + head.full_correction(inner if scale is None else inner * scale[:, None])
         top = logits.argmax(dim=-1)
         best.append(top)
         log_prob.append(logits.gather(-1, top[:, None])[:, 0] - torch.logsumexp(logits, dim=-1))

@@ -87,15 +87,24 @@ class ConditionalScorer:
     Depths below the head's `prefix_len` use base logits normalised over the whole (draft) vocabulary.
     """
 
-    def __init__(self, base: Tensor, hidden: Tensor, root_ids: Tensor, head: DominoHead, width: int) -> None:
+    def __init__(
+        self,
+        base: Tensor,
+        hidden: Tensor,
+        root_ids: Tensor,
+        head: DominoHead,
+        width: int,
+        scale: Tensor | None = None,
+    ) -> None:
         """Take base logits `[B, K, V']`, the backbone's output `[B, K, H]`, target ids `[B]` of the roots.
 
-        `width` is M, 0 for V'. Raises `NumericalError` on a CPU where a depth has no finite largest logit.
+        `width` is M, 0 for V'; `scale` `[B]` multiplies every correction (None: 1). Raises `NumericalError` on a CPU where a depth has no finite largest logit.
         """
         base = base.detach().float()
         self._logits, self.candidates = top_candidates(base, width)
         self.tokens = head.target_ids(self.candidates)
         self._head = head
+        self._scale = None if scale is None else scale[:, None, None]  # [B, 1, 1]
         self._hidden_part = head.hidden_part(hidden)
         check_finite(self._hidden_part)
         self._prefix = min(head.prefix_len, base.shape[1])
@@ -104,6 +113,8 @@ class ConditionalScorer:
         # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
         whole = self.candidates.shape[-1] == head.vocab_size
         self._rows = None if whole else head.rows(self.candidates).transpose(-1, -2)  # [B, K, E, M]
+        if self._rows is not None and scale is not None:
+            self._rows = self._rows * scale[:, None, None, None]
         self._root_state = head.pack(head.initial_state(root_ids))
 
     def root_state(self) -> Tensor:
@@ -122,6 +133,7 @@ class ConditionalScorer:
         logits = self._logits[:, depth, None]
         if self._rows is None:
             ids = self.candidates[:, depth, None].expand(-1, state.shape[1], -1)
+            inner = inner if self._scale is None else inner * self._scale
             corrected = logits + self._head.full_correction(inner).gather(-1, ids)
         else:
             corrected = torch.baddbmm(logits, inner, self._rows[:, depth])
@@ -143,6 +155,7 @@ class ConditionalScorer:
         inner = self._head.inner(self._hidden_part.flatten(0, 1).index_select(0, where), state)
         if self._rows is None:
             ids = self.candidates.flatten(0, 1)[where]
+            inner = inner if self._scale is None else inner * self._scale[sequence, 0]
             return self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
         runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
         parts = inner.split_with_sizes([length for _, length in runs])
@@ -159,9 +172,17 @@ class StaticScorer(SharedScorer):
     (the largest base logit at prefix depths); ties go to the earlier candidate.
     """
 
-    def __init__(self, base: Tensor, hidden: Tensor, root_ids: Tensor, head: DominoHead, width: int) -> None:
+    def __init__(
+        self,
+        base: Tensor,
+        hidden: Tensor,
+        root_ids: Tensor,
+        head: DominoHead,
+        width: int,
+        scale: Tensor | None = None,
+    ) -> None:
         """Take what `ConditionalScorer` takes."""
-        along = ConditionalScorer(base, hidden, root_ids, head, width)
+        along = ConditionalScorer(base, hidden, root_ids, head, width, scale)
         state = along.root_state()[:, None]
         rows = []
         for depth in range(base.shape[1]):

@@ -1,0 +1,51 @@
+# Two commands set everything up: `make demo` shows the package at work, `make test` tests it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+NEEDS := pyproject.toml constraints.txt
+
+.PHONY: demo test test-all lint build clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	@$(BIN)/dominotree demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-all: lint
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+build: $(VENV)/.installed-build
+	rm -rf dist
+	$(BIN)/python -m build --wheel
+	$(BIN)/twine check --strict dist/*
+
+clean:
+	rm -rf $(VENV) dist build
+
+# Each stamp is the environment with one more part in it; a newer pyproject.toml or constraints.txt renews it.
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(NEEDS) | $(BIN)/python
+	@echo "Installing dominotree into $(VENV) (once; a few minutes) ..."
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(NEEDS) | $(VENV)/.installed
+	@echo "Installing what the tests need into $(VENV) (once) ..."
+	@$(INSTALL) --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-build: $(NEEDS) | $(BIN)/python
+	@$(INSTALL) build twine
+	@touch $@

@@ -1,0 +1,48 @@
+"""Drafting that knows the noise: candidates ranked with the Gumbel noise that the target will use.
+
+At temperature T the target takes the argmax of logit / T + g, and g is known before the target has run (it is keyed
+by seed, position and token). What is unknown is how far the drafter's logits are off. Taking that error as Gumbel too,
+the chance that token i is the argmax is softmax(trust * (sharpness * logit / T + g)): `sharpness` below 1 for a
+drafter that is too sure of itself, `trust` below 1 the less its logits say about the target's. For chains this is
+known as Gumbel coupling. The output cannot change: the tree only proposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dominotree.sampling import gumbel_noise
+
+SHARPNESS = 1.0
+TRUST = 0.6
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What decides a sequence's next draws: temperature above 0, seed, and the absolute position of depth 0."""
+
+    temperature: float
+    seed: int
+    position: int
+
+
+def couple(
+    base: torch.Tensor, noise: Sequence[Noise | None], token_ids: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Base logits with each sequence's noise in them, and the factor that corrections to them need.
+
+    `base` `[batch, K, V']` fp32, `token_ids` `[V']` the target ids of its last axis (None: 0 .. V'-1). Sequences
+    without noise stay as they are. Returns `[batch, K, V']` and `[batch]`.
+    """
+    depths, vocab = base.shape[1:]
+    ids = torch.arange(vocab, device=base.device) if token_ids is None else token_ids
+    coupled, scale = base.clone(), torch.ones(len(noise), device=base.device)
+    for row, known in enumerate(noise):
+        if known is not None:
+            scale[row] = TRUST * SHARPNESS / known.temperature
+            drawn = gumbel_noise(known.seed, range(known.position, known.position + depths), ids)
+            coupled[row] = base[row] * scale[row] + TRUST * drawn.to(base.dtype)
+    return coupled, scale
