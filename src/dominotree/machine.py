@@ -51,6 +51,15 @@ def cpu_has_bf16() -> bool:
     return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
+def cpu_name() -> str:
+    """The processor's name as its maker gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def parse_device(name: str) -> torch.device:
     """`auto`, `cpu`, `cuda`, `cuda:1`, ...; raises `InvalidRequest` for one that is not there."""
     if name == "auto":

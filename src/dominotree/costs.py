@@ -1,0 +1,197 @@
+"""What a round costs on this machine: measured once per pair, fitted, kept, used by the cost-aware budgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dominotree.drafters.dflash import Drafter
+from dominotree.errors import InvalidRequest
+from dominotree.hub import cache_dir
+from dominotree.machine import cpu_name
+from dominotree.methods import Drafting, grow
+from dominotree.targets.base import Target
+from dominotree.targets.rows import Segment
+
+ROWS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
+CONTEXTS = (64, 256, 768, 1792)
+REPEATS = 9
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Milliseconds of a round's stages.
+
+    `verify_ms[c][r]` is fitted for context `contexts[c]` and `rows[r]` rows (root included): monotone and convex in
+    the rows. `draft_ms[c]` is the draft at that context, `build_ms[r]` a tree of `rows[r] - 1` nodes, `rest_ms` all
+    else (accept, commit, bookkeeping). `key` says what it was measured on.
+    """
+
+    key: dict[str, Any]
+    contexts: list[int]
+    rows: list[int]
+    verify_ms: list[list[float]]
+    draft_ms: list[float]
+    build_ms: list[float]
+    rest_ms: float
+    measured_ms: list[list[float]]
+
+    def verify(self, rows: int, context: int) -> Floats:
+        """Verify time of 1 .. `rows` rows at a context length: linear in between, beyond the last rows, clamped in context."""
+        at = np.arange(1, rows + 1)
+        by_context = np.array([_interpolate(at, self.rows, curve) for curve in self.verify_ms])
+        return _at_context(context, self.contexts, by_context)
+
+    def round(self, nodes: int, context: int) -> Floats:
+        """Time of a round that verifies 0 .. `nodes` nodes of a tree that was built to `nodes`, `[nodes + 1]`."""
+        draft = float(np.interp(context, self.contexts, self.draft_ms))
+        build = float(_interpolate(np.array([nodes + 1]), self.rows, self.build_ms)[0])
+        return self.verify(nodes + 1, context) + (draft + build + self.rest_ms)
+
+    def save(self, path: Path) -> None:
+        """Writes JSON, atomically."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_text(json.dumps(asdict(self), indent=1))
+        scratch.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> CostModel:
+        """Reads what `save` wrote; raises `InvalidRequest` for anything else."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise InvalidRequest(f"{path} is no cost profile ({error}); run `dominotree profile` again") from error
+
+
+def _interpolate(at: npt.NDArray[np.int64], knots: Sequence[int], values: Sequence[float]) -> Floats:
+    inside: Floats = np.interp(at, knots, values)
+    slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
+    return inside + np.maximum(at - knots[-1], 0) * slope
+
+
+def _at_context(context: int, contexts: Sequence[int], curves: Floats) -> Floats:
+    weight = float(np.interp(context, contexts, np.arange(len(contexts))))
+    low = int(weight)
+    high = min(low + 1, len(contexts) - 1)
+    blended: Floats = curves[low] + (weight - low) * (curves[high] - curves[low])
+    return blended
+
+
+def fit_convex(rows: Sequence[int], ms: Sequence[float]) -> list[float]:
+    """The monotone convex curve nearest to `ms` at `rows` in least squares: non-negative sums of hinges (scipy's nnls)."""
+    from scipy.optimize import nnls
+
+    n = np.array(rows, dtype=np.float64)
+    hinges = np.maximum(n[:, None] - n[None, :-1], 0)
+    weights, _ = nnls(np.column_stack([np.ones_like(n), hinges]), np.array(ms, dtype=np.float64))
+    fitted: Floats = weights[0] + hinges @ weights[1:]
+    return [float(x) for x in fitted]
+
+
+def profile_key(name: str, target: Target, drafter: Drafter) -> dict[str, Any]:
+    """What a profile is valid for."""
+    c = drafter.config
+    return {
+        "target": name,
+        "layers": target.num_layers,
+        "drafter": [c.num_hidden_layers, c.block_size, c.gru_hidden_dim, c.scored_vocab_size],
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "threads": torch.get_num_threads(),
+        "processor": torch.cuda.get_device_name() if target.device.type == "cuda" else cpu_name(),
+    }
+
+
+def profile_path(key: dict[str, Any]) -> Path:
+    """Where the profile of a key is kept."""
+    import hashlib
+
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_dir() / "profiles" / f"{digest}.json"
+
+
+def find_profile(name: str, target: Target, drafter: Drafter) -> CostModel | None:
+    """The kept profile of this pair on this machine, if there is one."""
+    path = profile_path(profile_key(name, target, drafter))
+    return CostModel.load(path) if path.exists() else None
+
+
+def measure(
+    name: str,
+    target: Target,
+    drafter: Drafter,
+    *,
+    contexts: Sequence[int] = CONTEXTS,
+    rows: Sequence[int] = ROWS,
+    repeats: int = REPEATS,
+    tick: Callable[[], None] = lambda: None,
+) -> CostModel:
+    """Measures draft, build and verify; medians of `repeats`, every repeat in a fresh random order so that drift is shared.
+
+    `tick` is called after each of the `len(contexts) * len(rows) * repeats` measurements.
+    """
+    contexts = [c for c in contexts if c + max(rows) + 1 <= target.max_positions] or [64]
+    rng = random.Random(0)
+    length = max(contexts) + max(rows) + 64
+    cache, context_cache = target.new_cache(1, length), drafter.new_cache(1, length)
+    tokens = [rng.randrange(target.vocab_size) for _ in range(max(contexts))]
+    for start in range(0, len(tokens), 256):
+        part = tokens[start : start + 256]
+        out = target.forward(cache, [Segment(0, start, part)], feature_layers=drafter.feature_layers, last_only=True)
+        assert out.features is not None
+        drafter.extend(context_cache, [0], [len(part)], out.features)
+    verify: dict[tuple[int, int], list[float]] = {(c, r): [] for c in contexts for r in rows}
+    draft: dict[int, list[float]] = {c: [] for c in contexts}
+    build: dict[int, list[float]] = {r: [] for r in rows}
+    method = "dominotree" if drafter.head is not None else "ddtree"
+    for repeat in range(repeats + 1):
+        plan = list(verify)
+        rng.shuffle(plan)
+        for context, count in plan:
+            context_cache.lengths[0] = context
+            made, draft_ms = _timed(lambda: drafter.draft(context_cache, [0], [tokens[0]]))
+            depth = drafter.draft_length
+            drafting = Drafting(method, count - 1)
+            with torch.inference_mode():
+                _, build_ms = _timed(lambda d=made, g=drafting: grow(g, drafter, d, [depth]).single(0))
+            parents = [rng.randrange(max(0, i - 3), i + 1) for i in range(count - 1)]
+            segment = Segment(0, context, [tokens[i] for i in range(count)], parents)
+            _, verify_ms = _timed(lambda s=segment: target.forward(cache, [s], feature_layers=drafter.feature_layers))
+            if repeat:  # the first pass warms up
+                verify[context, count].append(verify_ms)
+                draft[context].append(draft_ms)
+                build[count].append(build_ms)
+                tick()
+    measured = [[statistics.median(verify[c, r]) for r in rows] for c in contexts]
+    return CostModel(
+        key=profile_key(name, target, drafter),
+        contexts=list(contexts),
+        rows=list(rows),
+        verify_ms=[fit_convex(rows, curve) for curve in measured],
+        draft_ms=[statistics.median(draft[c]) for c in contexts],
+        build_ms=fit_convex(rows, [statistics.median(build[r]) for r in rows]),
+        rest_ms=1.0,
+        measured_ms=measured,
+    )
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return result, 1000 * (time.perf_counter() - start)
