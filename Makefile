@@ -33,8 +33,8 @@ clean:
 # Each stamp is the environment with one more part in it; a newer pyproject.toml or constraints.txt renews it.
 
 $(BIN)/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; make PYTHON=...")'
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(NEEDS) | $(BIN)/python
 	@echo "Installing dominotree into $(VENV) (once; a few minutes) ..."

@@ -22,8 +22,9 @@ from dominotree.errors import InvalidRequest
 
 Floats = npt.NDArray[np.float64]
 
-_PRIOR_MEAN = (0.9, -0.3)
-_PRIOR_PRECISION = ((8.0, 0.0), (0.0, 8.0))
+_PRIOR_MEAN = (0.92, -0.5)
+_PRIOR_PRECISION = ((30.0, 0.0), (0.0, 30.0))
+_LARGEST_STEP = 0.25
 _FORGET = 0.998
 _CLIP = 1e-4
 
@@ -64,7 +65,8 @@ class Calibration:
         prior = np.array(_PRIOR_PRECISION)
         precision = prior + _FORGET * (self.precision[depth] - prior) + (x * (agreed * (1 - agreed))[:, None]).T @ x
         self.precision[depth] = precision
-        self.mean[depth] = mean + np.linalg.solve(precision, x.T @ (y - agreed))
+        step = np.linalg.solve(precision, x.T @ (y - agreed))
+        self.mean[depth] = mean + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
 
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -118,10 +119,16 @@ def profile_key(name: str, target: Target, drafter: Drafter) -> dict[str, Any]:
 
 def profile_path(key: dict[str, Any]) -> Path:
     """Where the profile of a key is kept."""
-    import hashlib
+    return cache_dir() / "profiles" / f"{_digest(key)}.json"
 
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return cache_dir() / "profiles" / f"{digest}.json"
+
+def calibration_path(key: dict[str, Any]) -> Path:
+    """Where what was learned about a pair's probabilities is kept."""
+    return cache_dir() / "calibrations" / f"{_digest(key)}.json"
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def find_profile(name: str, target: Target, drafter: Drafter) -> CostModel | None:

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 
 import torch
 
+from dominotree.adaptive import AdaptiveBudget
 from dominotree.drafters.coupling import Noise
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
@@ -44,11 +45,15 @@ class Decoder:
         slots: int = 1,
         context: int = 2048,
         max_nodes: int = 16,
+        adaptive: AdaptiveBudget | None = None,
     ) -> None:
-        """`context` bounds prompt and answer together, `max_nodes` the tree of any request."""
+        """`context` bounds prompt and answer together, `max_nodes` the tree of any request.
+
+        `adaptive` sizes the trees of methods with a cost-aware budget, which are refused without it.
+        """
         if slots < 1 or context < 2:
             raise InvalidRequest(f"{slots} slots of {context} tokens cannot decode; at least 1 slot of 2 is expected")
-        self.target, self.drafter, self.codec = target, drafter, codec
+        self.target, self.drafter, self.codec, self.adaptive = target, drafter, codec, adaptive
         self.slots, self.context, self.max_nodes = slots, context, max_nodes
         self._cache: SlotCache = target.new_cache(slots, _rounded(context + max_nodes + 1))
         self._drafts: SlotCache | None = None if drafter is None else drafter.new_cache(slots, context)
@@ -65,6 +70,10 @@ class Decoder:
     def add(self, request: Request) -> Generation:
         """Queues a request; raises `InvalidRequest` if it can never run here."""
         request.drafting.check(self.drafter)
+        if request.drafting.kind.rule != "fixed" and self.adaptive is None:
+            raise InvalidRequest(
+                f"method {request.drafting.method} needs a cost profile of this machine; run `dominotree profile` first"
+            )
         nodes = request.drafting.nodes(self.drafter.draft_length if self.drafter else 0)
         if nodes > self.max_nodes:
             raise InvalidRequest(f"the request drafts up to {nodes} nodes and this decoder has room for {self.max_nodes}")
@@ -125,19 +134,14 @@ class Decoder:
             out = self.target.forward(self._cache, segments, feature_layers=self._feature_layers(batch))
             greedy = _greedy_tokens(out.logits) if any(g.request.sampling.is_plain_greedy for g in batch) else []
         with watch.stage("commit"):
-            kept: list[int] = []
-            counts: list[int] = []
-            first = 0
+            first, kept = 0, []
             for generation, segment in zip(batch, segments, strict=True):
-                tree = trees.get(id(generation), NO_TREE)
-                path = _accept(generation, tree, out.logits[first : first + len(segment.tokens)], greedy[first:])
-                self._commit(generation, path)
-                kept += [first + row for row in path] if self._drafts_for(generation) else []
-                counts.append(len(path))
-                first += len(segment.tokens)
-            if out.features is not None and self.drafter is not None and self._drafts is not None:
-                slots = [(_slot(g), n) for g, n in zip(batch, counts, strict=True) if self._drafts_for(g)]
-                self.drafter.extend(self._drafts, [s for s, _ in slots], [n for _, n in slots], out.features[kept])
+                rows = slice(first, first + len(segment.tokens))
+                path = self._accept(generation, trees.get(id(generation), NO_TREE), out.logits[rows], greedy[rows])
+                self._keep(generation, path)
+                kept.append([first + row for row in path])
+                first = rows.stop
+            self._extend_context(batch, kept, out.features)
 
     def _draft(self, batch: Sequence[Generation]) -> Draft | None:
         if not batch or self.drafter is None or self._drafts is None:
@@ -161,14 +165,57 @@ class Decoder:
             noise = [_noise(batch[i]) for i in members]
             grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths, noise)
             for row, i in enumerate(members):
-                trees[id(batch[i])] = grown.single(row)
+                trees[id(batch[i])] = self._cut(batch[i], grown.single(row))
         return trees
 
-    def _commit(self, generation: Generation, path: Sequence[int]) -> None:
+    def _cut(self, generation: Generation, tree: Tree) -> Tree:
+        budget = self._budget(generation)
+        if budget is None:
+            return tree
+        return budget.cut(tree, generation.request.drafting.kind, len(generation.tokens) - 1)
+
+    def _budget(self, generation: Generation) -> AdaptiveBudget | None:
+        """What sizes the sequence's trees, where that is not its fixed budget."""
+        return None if generation.request.drafting.kind.rule == "fixed" else self.adaptive
+
+    def _accept(
+        self, generation: Generation, tree: Tree, logits: torch.Tensor, greedy: Sequence[int]
+    ) -> list[int]:
+        """Walks down the tree along the target's own choices, adding each to the answer until it ends or leaves the tree.
+
+        Returns the rows to keep: the root's (0) and those of the accepted nodes.
+        """
+        node, path, before = -1, [0], len(generation.tokens)
+        while True:
+            token = _choose_next(generation, logits[node + 1], greedy[node + 1 : node + 2])
+            child = tree.child_with_token(node, token)
+            if generation.finished or child is None:
+                break
+            node = child
+            path.append(node + 1)
+        chosen = generation.tokens[before:]
+        generation.stats.accepted.append(len(chosen))
+        generation.stats.nodes += len(tree)
+        budget = self._budget(generation)
+        if budget is not None:
+            budget.observe(tree, [row - 1 for row in path], chosen)
+        return path
+
+    def _keep(self, generation: Generation, path: Sequence[int]) -> None:
         slot = _slot(generation)
         start = self._cache.lengths[slot]
         self._cache.commit(slot, path)
         self._cached[slot] = generation.tokens[: start + len(path)]
+
+    def _extend_context(
+        self, batch: Sequence[Generation], kept: Sequence[Sequence[int]], features: torch.Tensor | None
+    ) -> None:
+        """Gives the drafter the features of the rows that each sequence kept."""
+        if features is None or self.drafter is None or self._drafts is None:
+            return
+        drafting = [(_slot(g), rows) for g, rows in zip(batch, kept, strict=True) if self._drafts_for(g)]
+        flat = [row for _, rows in drafting for row in rows]
+        self.drafter.extend(self._drafts, [s for s, _ in drafting], [len(rows) for _, rows in drafting], features[flat])
 
     # Sequences come and go
 
@@ -242,24 +289,6 @@ class Decoder:
     def _feature_layers(self, batch: Sequence[Generation]) -> Sequence[int]:
         wanted = self.drafter is not None and any(self._drafts_for(g) for g in batch)
         return self.drafter.feature_layers if wanted and self.drafter else ()
-
-
-def _accept(generation: Generation, tree: Tree, logits: torch.Tensor, greedy: Sequence[int]) -> list[int]:
-    """Walks down the tree along the target's own choices, adding each to the answer until it ends or leaves the tree.
-
-    Returns the rows to keep: the root's (0) and those of the accepted nodes.
-    """
-    node, path, before = -1, [0], generation.stats.new_tokens
-    while True:
-        token = _choose_next(generation, logits[node + 1], greedy[node + 1 : node + 2])
-        child = tree.child_with_token(node, token)
-        if generation.finished or child is None:
-            break
-        node = child
-        path.append(node + 1)
-    generation.stats.accepted.append(generation.stats.new_tokens - before)
-    generation.stats.nodes += len(tree)
-    return path
 
 
 def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[int]) -> int:

@@ -81,7 +81,9 @@ class Request:
 class Generation:
     """A request being decoded. `tokens` holds prompt and answer; the last token is the root of the next round."""
 
-    def __init__(self, request: Request, codec: TextCodec | None, vocab_size: int, eos: Sequence[int], context: int) -> None:
+    def __init__(
+        self, request: Request, codec: TextCodec | None, vocab_size: int, eos: Sequence[int], context: int
+    ) -> None:
         """Raises `InvalidRequest` for a prompt that is empty, too long or holds ids outside the vocabulary."""
         self.request = request
         prompt = list(request.prompt)
@@ -89,7 +91,9 @@ class Generation:
             raise InvalidRequest("the prompt has no tokens; give at least one")
         wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
-            raise InvalidRequest(f"the prompt holds token id {wrong}; ids from 0 to {vocab_size - 1} are expected")
+            raise InvalidRequest(
+                f"the prompt holds token id {wrong}; ids from 0 to {vocab_size - 1} are expected"
+            )
         if len(prompt) >= context:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens and the context is {context}; shorten it or raise --context"
@@ -141,9 +145,7 @@ class Generation:
         """Adds a token to the answer; True when the answer ends with it."""
         self.tokens.append(token)
         self.stats.new_tokens += 1
-        if token in self._stop_ids:
-            self.finish("stop")
-        elif self._text is not None and self._text.push(token):
+        if token in self._stop_ids or (self._text is not None and self._text.push(token)):
             self.finish("stop")
         elif self.remaining == 0:
             self.finish("length")

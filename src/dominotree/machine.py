@@ -57,7 +57,10 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def parse_device(name: str) -> torch.device:
@@ -71,7 +74,9 @@ def parse_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(index or 0) >= count:
             found = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
-            raise InvalidRequest(f"device {name!r} was asked for and {found} can be used here; use --device cpu")
+            raise InvalidRequest(
+                f"device {name!r} was asked for and {found} can be used here; use --device cpu"
+            )
     return torch.device(name)
 
 

@@ -28,6 +28,8 @@ class Method:
     score: Score
     shape: Literal["none", "chain", "tree"]
     summary: str
+    rule: Literal["fixed", "cost", "calibrated"] = "fixed"
+    """What sets a tree's size: the budget; the cost-aware rule up to the budget; the same on calibrated chances."""
 
     @property
     def needs_head(self) -> bool:
@@ -44,6 +46,11 @@ METHODS = {
         Method("domino", "domino", "conditional", "chain", "Domino: a chain corrected along its own path (2605.29707)"),
         Method("marginal", "domino", "base", "tree", "ablation: tree over a Domino drafter's uncorrected marginals"),
         Method("static", "domino", "static", "tree", "ablation: tree corrected once, along the greedy path"),
+        Method("caddtree", "dflash", "base", "tree", "CaDDTree: DDTree with a cost-aware budget (2606.01813)", "cost"),
+        Method("condadaptive", "domino", "conditional", "tree", "DominoTree with CaDDTree's budget rule", "cost"),
+        Method(
+            "adaptive", "domino", "conditional", "tree", "DominoTree, its budget set by learned chances and cost", "calibrated"
+        ),
         Method(
             "dominotree", "domino", "conditional", "tree", "DominoTree: every node corrected along its own path (2607.08642)"
         ),
@@ -52,15 +59,19 @@ METHODS = {
 
 DEFAULT_BUDGET = 16
 DEFAULT_CANDIDATES = 64
+DEFAULT_CAP = 64
 MAX_BUDGET = 1024
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """How a request drafts: the method, the most nodes its tree may have, candidates per depth (0: all), children cap."""
+    """How a request drafts: the method, the most nodes its tree may have, candidates per depth (0: all), children cap.
+
+    Without a budget it is 16, and 64 for methods that set the size themselves.
+    """
 
     method: str = "dominotree"
-    budget: int = DEFAULT_BUDGET
+    budget: int | None = None
     candidates: int = DEFAULT_CANDIDATES
     node_topk: int | None = None
     noise_aware: bool = False
@@ -69,6 +80,8 @@ class Drafting:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InvalidRequest(f"method {self.method!r} is unknown; one of {', '.join(METHODS)} is expected")
+        if self.budget is None:
+            object.__setattr__(self, "budget", DEFAULT_BUDGET if self.kind.rule == "fixed" else DEFAULT_CAP)
         for name, low, high in (("budget", 0, MAX_BUDGET), ("candidates", 0, 2**31)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -81,9 +94,15 @@ class Drafting:
         """The method's composition."""
         return METHODS[self.method]
 
+    @property
+    def most_nodes(self) -> int:
+        """The budget, or the default that stands for None."""
+        assert self.budget is not None, "set when made"
+        return self.budget
+
     def nodes(self, draft_length: int) -> int:
         """The most nodes a round of this drafting verifies, given K."""
-        return {"none": 0, "chain": draft_length, "tree": self.budget}[self.kind.shape]
+        return {"none": 0, "chain": draft_length, "tree": self.most_nodes}[self.kind.shape]
 
     def check(self, drafter: Drafter | None) -> None:
         """Raises `InvalidRequest` when the drafter at hand cannot serve the method."""
@@ -115,7 +134,7 @@ def grow(
     kind = drafting.kind
     if kind.shape == "tree":
         scorer = score(drafting, drafter, draft, scale)
-        return build(scorer, drafting.budget, node_topk=drafting.node_topk, max_depth=max_depth)
+        return build(scorer, drafting.most_nodes, node_topk=drafting.node_topk, max_depth=max_depth)
     if kind.score == "base":
         return base_chain(draft.base, d2t=drafter.d2t, max_depth=max_depth)
     assert drafter.head is not None
@@ -128,8 +147,8 @@ def score(drafting: Drafting, drafter: Drafter, draft: Draft, scale: torch.Tenso
     vocab = base.shape[-1]
     width = min(drafting.candidates or vocab, vocab)
     if kind.score == "base":
-        if drafting.method == "ddtree":
-            width = max(1, min(drafting.budget, vocab))
+        if kind.drafter == "dflash":
+            width = max(1, min(drafting.most_nodes, vocab))
         return MarginalScorer(base, width, drafter.d2t)
     assert drafter.head is not None
     made = StaticScorer if kind.score == "static" else ConditionalScorer

@@ -12,13 +12,16 @@ from typing import Any, cast, overload
 import torch
 
 from dominotree import hub
+from dominotree.adaptive import AdaptiveBudget
+from dominotree.calibration import Calibration
+from dominotree.costs import calibration_path, find_profile
 from dominotree.decode import Decoder
 from dominotree.drafters.checkpoint import check_fits_target, draft_token_ids, read_checkpoint
 from dominotree.drafters.dflash import Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.generation import FinishReason, Generation, Request, Stats
 from dominotree.machine import parse_device, parse_dtype, set_threads
-from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, METHODS, Drafting
+from dominotree.methods import DEFAULT_CANDIDATES, METHODS, Drafting
 from dominotree.sampling import SamplingParams, TokenLogprobs
 from dominotree.targets.base import Target
 from dominotree.targets.load import load_target
@@ -54,7 +57,7 @@ class Output:
             finish_reason=generation.finish_reason,
             stats=generation.stats,
             method=request.drafting.method,
-            budget=request.drafting.budget,
+            budget=request.drafting.most_nodes,
             seed=generation.sampler.seed,
             logprobs=generation.logprobs if request.sampling.logprobs is not None else None,
         )
@@ -111,7 +114,9 @@ class Pair:
         if context is not None and context < 2:
             raise InvalidRequest(f"context is {context}; at least 2 tokens are expected")
         if context is not None and context > target.max_positions:
-            raise InvalidRequest(f"context is {context}; this target was made for at most {target.max_positions} tokens")
+            raise InvalidRequest(
+                f"context is {context}; this target was made for at most {target.max_positions} tokens"
+            )
         if max_batch < 1:
             raise InvalidRequest(f"max_batch is {max_batch}; a positive integer is expected")
         self.target, self.codec, self.name = target, codec, name
@@ -184,7 +189,9 @@ class Pair:
         if kind == "dflash" and self.dflash_drafter is not None:
             return self.dflash_drafter
         if kind == "dflash" and self.drafter is not None and self.drafter.head is not None:
-            self._say(f"{method} runs on the Domino drafter's uncorrected backbone; no DFlash drafter is at hand")
+            self._say(
+                f"{method} runs on the Domino drafter's uncorrected backbone; no DFlash drafter is at hand"
+            )
         return self.drafter if self.drafter is not None else self.dflash_drafter
 
     def decoder(self, requests: Sequence[Request], *, context: int | None = None) -> Decoder:
@@ -192,7 +199,9 @@ class Pair:
         methods = {request.drafting.method for request in requests}
         drafters = {id(d): d for d in (self.drafter_for(m) for m in sorted(methods)) if d is not None}
         if len(drafters) > 1:
-            raise InvalidRequest(f"methods {', '.join(sorted(methods))} use different drafters; run them one after another")
+            raise InvalidRequest(
+                f"methods {', '.join(sorted(methods))} use different drafters; run them one after another"
+            )
         drafter = next(iter(drafters.values()), None)
         length = drafter.draft_length if drafter else 0
         nodes = max(request.drafting.nodes(length) for request in requests)
@@ -200,20 +209,47 @@ class Pair:
         wanted = context or min(self.context, (longest + 511) // 512 * 512)
         slots = min(len(requests), self.max_batch)
         held = self._decoders.get(id(drafter))
-        if held is not None and held.context >= wanted and held.slots >= slots and held.max_nodes >= nodes and not held.busy:
+        if (
+            held is not None
+            and held.context >= wanted
+            and held.slots >= slots
+            and held.max_nodes >= nodes
+            and not held.busy
+        ):
             return held
         if held is not None:
-            wanted, slots, nodes = max(wanted, held.context), max(slots, held.slots), max(nodes, held.max_nodes)
-        made = Decoder(self.target, drafter, self.codec, slots=slots, context=wanted, max_nodes=nodes)
+            wanted, slots, nodes = (
+                max(wanted, held.context),
+                max(slots, held.slots),
+                max(nodes, held.max_nodes),
+            )
+        made = Decoder(
+            self.target,
+            drafter,
+            self.codec,
+            slots=slots,
+            context=wanted,
+            max_nodes=nodes,
+            adaptive=self._adaptive(drafter) if drafter is not None else None,
+        )
         self._decoders[id(drafter)] = made
         return made
+
+    def _adaptive(self, drafter: Drafter) -> AdaptiveBudget | None:
+        """The cost-aware budget of a drafter, where this machine has been profiled."""
+        costs = find_profile(self.name, self.target, drafter)
+        if costs is None:
+            return None
+        path = calibration_path(costs.key)
+        learned = Calibration.load(path) if path.exists() else Calibration.fresh(drafter.draft_length)
+        return AdaptiveBudget(costs, learned)
 
     def _options(self, options: dict[str, Any]) -> tuple[SamplingParams, Drafting, dict[str, Any]]:
         options = dict(options)
         form: dict[str, Any] = {name: options.pop(name) for name in ("raw", "system") if name in options}
         drafting = Drafting(
             method=options.pop("method", None) or self.default_method,
-            budget=options.pop("budget", DEFAULT_BUDGET),
+            budget=options.pop("budget", None),
             candidates=options.pop("candidates", DEFAULT_CANDIDATES),
             node_topk=options.pop("node_topk", None),
             noise_aware=options.pop("noise_aware", False),
@@ -229,7 +265,11 @@ class Pair:
 
     def _judge(self, output: Output) -> None:
         stats = output.stats
-        if output.method != "ar" and stats.rounds >= _ROUNDS_TO_JUDGE and stats.mean_accepted < _NIL_ACCEPTANCE:
+        if (
+            output.method != "ar"
+            and stats.rounds >= _ROUNDS_TO_JUDGE
+            and stats.mean_accepted < _NIL_ACCEPTANCE
+        ):
             self._say(
                 f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): the output is correct but "
                 "drafting only costs time; check that it was made for this target, or use method ar"
@@ -281,7 +321,9 @@ def is_batch(prompt: Any) -> bool:
         return False
     if all(isinstance(part, (str, list, tuple)) for part in prompt):
         return True
-    raise InvalidRequest("the list mixes kinds of prompts; give str, conversations or token ids, not numbers beside text")
+    raise InvalidRequest(
+        "the list mixes kinds of prompts; give str, conversations or token ids, not numbers beside text"
+    )
 
 
 def load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dominotree.errors import InvalidRequest, ModelNotFound
 
@@ -22,7 +22,9 @@ _REPLACEMENT = "\ufffd"
 class TextCodec:
     """A model folder's tokenizer and chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str | None = None, special: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: str | None = None, special: dict[str, Any] | None = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.template = template
         self._special = special or {}
@@ -60,7 +62,9 @@ class TextCodec:
             return cls(slow.backend_tokenizer, slow.chat_template, dict(slow.special_tokens_map))
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ModelNotFound(f"no usable tokenizer in {folder} ({reason}); tokenizer.json is expected there") from error
+            raise ModelNotFound(
+                f"no usable tokenizer in {folder} ({reason}); tokenizer.json is expected there"
+            ) from error
 
     @property
     def vocab_size(self) -> int:
@@ -92,7 +96,11 @@ class TextCodec:
         if self.template is None:
             raise InvalidRequest("this model has no chat template; pass raw text (--raw) or token ids")
         for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+            if (
+                not isinstance(message, dict)
+                or not isinstance(message.get("role"), str)
+                or "content" not in message
+            ):
                 raise InvalidRequest(f"message {message!r} is not a dict with 'role' and 'content'")
         if not messages:
             raise InvalidRequest("the conversation is empty; give at least one message")
@@ -100,7 +108,9 @@ class TextCodec:
         def refuse(text: str) -> None:
             raise TemplateError(text)
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
         environment.globals["raise_exception"] = refuse
         environment.filters["tojson"] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
         given = {"enable_thinking": False, "add_generation_prompt": True, **self._special, **variables}
@@ -112,9 +122,13 @@ class TextCodec:
     def prompt_ids(self, prompt: Prompt, *, raw: bool = False, system: str | None = None) -> list[int]:
         """Token ids of any kind of prompt: a str is one chat turn unless `raw`, a list of dicts a conversation."""
         if isinstance(prompt, str):
-            ids = self.encode(prompt) if raw else self.chat(_with_system([{"role": "user", "content": prompt}], system))
+            ids = (
+                self.encode(prompt)
+                if raw
+                else self.chat(_with_system([{"role": "user", "content": prompt}], system))
+            )
         elif is_token_ids(prompt):
-            ids = [int(token) for token in prompt]  # type: ignore[call-overload]
+            ids = [int(token) for token in cast("Sequence[int]", prompt)]
         else:
             ids = self.chat(_with_system(list(prompt), system))  # type: ignore[arg-type]
         if not ids:
@@ -126,13 +140,17 @@ class TextCodec:
         token = self._special.get("bos_token")
         found = None if token is None else self.tokenizer.token_to_id(token)
         if found is None:
-            raise InvalidRequest("the prompt is empty and the model has no beginning-of-text token; give some text")
+            raise InvalidRequest(
+                "the prompt is empty and the model has no beginning-of-text token; give some text"
+            )
         return [found]
 
 
 def is_token_ids(prompt: object) -> bool:
     """Whether `prompt` is a list of token ids."""
-    return isinstance(prompt, (list, tuple)) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
+    return isinstance(prompt, (list, tuple)) and all(
+        isinstance(t, int) and not isinstance(t, bool) for t in prompt
+    )
 
 
 def _with_system(messages: list[Message], system: str | None) -> list[Message]:

@@ -1,4 +1,4 @@
-"""The prompts a benchmark runs over: the protocol's eight sets, local JSONL files, or those that ship with us."""
+"""The prompts a benchmark runs over: the eight sets of the protocol, local JSONL, or those that ship here."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def load_sets(
 ) -> list[PromptSet]:
     """The named sets, each cut to its first `limit` conversations.
 
-    A name is one of `HUB_SETS`, of `BUILTIN_SETS`, or `builtin` for all of these; with `data`, a folder, it is a file
-    `NAME.jsonl` in it. Without names: all files of `data`, or `builtin`. Raises `InvalidRequest` for a set that is
-    unknown, empty or malformed, and `DataUnavailable` where the hub cannot be reached.
+    A name is one of `HUB_SETS`, of `BUILTIN_SETS`, or `builtin` for all of these; with `data`, a folder, it
+    is a file `NAME.jsonl` in it. Without names: all files of `data`, or `builtin`. Raises `InvalidRequest`
+    for a set that is unknown, empty or malformed, and `DataUnavailable` where the hub cannot be reached.
     """
     if limit is not None and limit < 1:
-        raise InvalidRequest(f"limit is {limit}; a positive integer is expected (leave it out for all prompts)")
+        raise InvalidRequest(f"limit is {limit}; a positive integer is expected, or none for all prompts")
     if data is not None and not data.is_dir():
-        raise InvalidRequest(f"the data folder {data} does not exist; a folder with NAME.jsonl files is expected")
+        raise InvalidRequest(f"the folder {data} does not exist; one with files NAME.jsonl is expected")
     if names is None:
         names = [BUILTIN] if data is None else sorted(file.stem for file in data.glob("*.jsonl"))
     wanted = [part for name in names for part in (BUILTIN_SETS if name == BUILTIN else (name,))]
@@ -82,7 +82,8 @@ def _check_name(name: str, data: Path | None) -> None:
     if data is None:
         if name not in HUB_SETS:
             raise InvalidRequest(
-                f"set {name!r} is unknown; {', '.join(HUB_SETS)} or {BUILTIN} is expected, or a file of your own (--data)"
+                f"set {name!r} is unknown; {', '.join(HUB_SETS)} or {BUILTIN} is expected, "
+                "or a file of your own (--data)"
             )
     elif not _file(data, name).is_file():
         found = ", ".join(sorted(file.stem for file in data.glob("*.jsonl"))) or "none"
@@ -107,7 +108,7 @@ def read_set(file: Path) -> PromptSet:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise InvalidRequest(f"{file} cannot be read ({error.strerror}); a file of prompts is expected") from error
+        raise InvalidRequest(f"{file} cannot be read ({error.strerror}); prompts are expected") from error
     return PromptSet(file.stem, parse_samples(content, str(file)), file.name)
 
 
@@ -126,7 +127,7 @@ def parse_samples(content: bytes, file: str) -> tuple[Turns, ...]:
                     f'{file}:{number}: {error}; an object {{"turns": ["..."]}} is expected on each line'
                 ) from None
     if not samples:
-        raise InvalidRequest(f"{file} holds no prompt; at least one line {{\"turns\": [...]}} is expected")
+        raise InvalidRequest(f'{file} holds no prompt; at least one line {{"turns": [...]}} is expected')
     return tuple(samples)
 
 
@@ -176,9 +177,9 @@ class HubSet:
             else:
                 rows = hub.load_dataset(self.repo, self.config, split=self.split)
         except Exception as error:
-            reason = str(error).strip().splitlines()
+            reason = next(iter(str(error).strip().splitlines()), "")
             raise DataUnavailable(
-                f"the data set {self.repo} cannot be fetched ({type(error).__name__}: {reason[0] if reason else ''}); "
+                f"the data set {self.repo} cannot be fetched ({type(error).__name__}: {reason}); "
                 "connect to the hub, or use --sets builtin or local files (--data)"
             ) from error
         rows = rows.shuffle(seed=SHUFFLE_SEED)
@@ -198,9 +199,9 @@ def _humaneval(row: Mapping[str, Any]) -> Sequence[str]:
 
 def _livecodebench(row: Mapping[str, Any]) -> Sequence[str]:
     role = (
-        "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
-        "correct Python program that matches the specification and passes all tests. You will NOT return anything "
-        "except for the program"
+        "You are an expert Python programmer. You will be given a question (problem specification) and will "
+        "generate a correct Python program that matches the specification and passes all tests. You will NOT "
+        "return anything except for the program"
     )
     starter = row.get("starter_code")
     form = "Use the following code structure:" if starter else "Write your code in the following format:"

@@ -1,8 +1,9 @@
 """Where two answers to one prompt part, and whether rounding explains it.
 
-A pass over many rows rounds differently from a pass over one, so away from the row-invariant forward a method may
-turn a near-tie the other way. A difference is a tie when both tokens were so close that the rounding measured at that
-very position can swap them, and a BUG otherwise; where the forward is row-invariant every difference is a BUG.
+A pass over many rows rounds differently from a pass over one, so away from the row-invariant forward a method
+may turn a near-tie the other way. A difference is a tie when both tokens were so close that the rounding
+measured at that very position can swap them, and a BUG otherwise; where the forward is row-invariant, all are
+BUGs.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _STRETCH = 256
 class Difference:
     """The first place where an answer parts from plain decoding's.
 
-    `position` counts the answer's tokens from 0; a token is None where its answer had ended. Decisions are made on
-    logit / temperature + noise: `margin` is the gap between the two best of these sums in a plain forward, `gap` how
-    far the worse of the two tokens lies below the best. `logit_difference` is the largest difference of a logit
-    between the method's own forward and the plain one at that position, `rounding` the same for an independent pass
-    over many rows. None where it could not be measured.
+    `position` counts the answer's tokens from 0; a token is None where its answer had ended. Decisions are
+    made on logit / temperature + noise: `margin` is the gap between the two best of these sums in a plain
+    forward, `gap` how far the worse of the two tokens lies below the best. `logit_difference` is the largest
+    difference of a logit between the method's own forward and the plain one at that position, `rounding` the
+    same for an independent pass over many rows. None where it could not be measured.
     """
 
     position: int
@@ -64,15 +65,17 @@ def first_difference(
     *,
     drafting: Drafting | None = None,
 ) -> Difference | None:
-    """Where `other` parts from `plain`, the answer of `ar` to the same prompt with the same sampling; None: nowhere.
+    """Where `other` parts from `plain`, the answer of `ar` to the same prompt and sampling; None: nowhere.
 
-    `drafting` is how `other` was decoded, where more than its method and budget differ from the defaults. At the place
-    in question both forwards are made again. Tokens that top-k, top-p or min-p cut in the plain forward count as
-    infinitely far from the best. Raises `InvalidRequest` for sampled answers of different seeds.
+    `drafting` is how `other` was decoded, where more than its method and budget differ from the defaults. At
+    the place in question both forwards are made again. Tokens that top-k, top-p or min-p cut in the plain
+    forward count as infinitely far from the best. Raises `InvalidRequest` for sampled answers of different
+    seeds.
     """
     if sampling.temperature > 0 and plain.seed != other.seed:
         raise InvalidRequest(
-            f"the answers were drawn with seeds {plain.seed} and {other.seed}; only answers of one seed can be compared"
+            f"the answers were drawn with seeds {plain.seed} and {other.seed}; "
+            "only answers of one seed can be compared"
         )
     if plain.token_ids == other.token_ids:
         if plain.finish_reason == other.finish_reason:
@@ -80,11 +83,13 @@ def first_difference(
         reason = f"equal tokens end with {plain.finish_reason} there and {other.finish_reason} here"
         return Difference(len(plain.token_ids), None, None, "BUG", reason)
     position = common_length(plain.token_ids, other.token_ids)
-    tokens = [ids[position] if position < len(ids) else None for ids in (plain.token_ids, other.token_ids)]
-    if None in tokens:
-        ended = "plain decoding" if tokens[0] is None else other.method
-        return Difference(position, *tokens, "BUG", f"{ended} ended where the other went on")
-    place = _Place(pair, list(prompt_ids), plain.token_ids[:position], replace(sampling, seed=plain.seed, logprobs=None))
+    if position == len(other.token_ids):
+        return Difference(position, plain.token_ids[position], None, "BUG", f"{other.method} ended too early")
+    if position == len(plain.token_ids):
+        return Difference(position, None, other.token_ids[position], "BUG", f"{other.method} did not end")
+    fixed = replace(sampling, seed=plain.seed, logprobs=None)
+    place = _Place(pair, list(prompt_ids), plain.token_ids[:position], fixed)
+    tokens = plain.token_ids[position], other.token_ids[position]
     return _judge(place, tokens, drafting or Drafting(other.method, other.budget))
 
 
@@ -93,19 +98,15 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _judge(place: _Place, tokens: Sequence[int | None], drafting: Drafting) -> Difference:
-    plain_token, other_token = tokens
-    assert plain_token is not None and other_token is not None
+def _judge(place: _Place, tokens: tuple[int, int], drafting: Drafting) -> Difference:
     plain_row = place.decoded(Drafting("ar"))
     other_row = place.decoded(drafting)
     if plain_row is None or other_row is None:
-        return Difference(
-            len(place.answer), *tokens, "BUG", "decoding again did not get to this place along the same tokens"
-        )
+        return Difference(len(place.answer), *tokens, "BUG", "decoding again did not get to this place")
     scores = place.scores(plain_row)
     best = scores.topk(min(2, len(scores))).values.tolist()
     margin = best[0] - best[-1] if len(best) > 1 else math.inf
-    gap = best[0] - min(float(scores[plain_token]), float(scores[other_token]))
+    gap = best[0] - min(float(scores[token]) for token in tokens)
     moved = _distance(plain_row, other_row)
     rounding = _distance(plain_row, place.in_one_pass())
     kind: Literal["tie", "BUG"] = "BUG"
@@ -119,9 +120,7 @@ def _judge(place: _Place, tokens: Sequence[int | None], drafting: Drafting) -> D
         reason = f"the tokens lie {gap:.2g} apart, and rounding reaches no further than {reach:.2g}"
     else:
         kind, reason = "tie", f"the tokens lie {gap:.2g} apart, within the {reach:.2g} that rounding reaches"
-    return Difference(
-        len(place.answer), plain_token, other_token, kind, reason, margin, gap, moved, rounding
-    )
+    return Difference(len(place.answer), *tokens, kind, reason, margin, gap, moved, rounding)
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -142,7 +141,7 @@ class _Place:
     sampling: SamplingParams
 
     def decoded(self, drafting: Drafting) -> torch.Tensor | None:
-        """Logits `[vocab]` fp32 there while decoding that way, led along the answer; None if it was not reached."""
+        """Logits `[vocab]` fp32 there while decoding that way, led along the answer; None if not reached."""
         guide = _Guide(len(self.prompt), self.answer)
         sampling = replace(self.sampling, logits_processors=(*self.sampling.logits_processors, guide))
         request = Request(self.prompt, sampling, drafting)
@@ -158,7 +157,8 @@ class _Place:
         target = self.pair.target
         cache = target.new_cache(1, (len(tokens) + 64) // 64 * 64)
         cache.claim(0)
-        stretch = _STRETCH if len(tokens) % _STRETCH != 1 else _STRETCH - 1  # a last row alone would show no rounding
+        alone = len(tokens) % _STRETCH == 1  # a last row by itself would show no rounding
+        stretch = _STRETCH - alone
         for start in range(0, len(tokens), stretch):
             chunk = tokens[start : start + stretch]
             out = target.forward(cache, [Segment(0, start, chunk)], last_only=True)
@@ -169,13 +169,13 @@ class _Place:
         return row
 
     def scores(self, row: torch.Tensor) -> torch.Tensor:
-        """What the decision is made on, fp64 `[vocab]`: logit / temperature + noise, -inf for tokens that were cut."""
+        """What the decision is made on, see `decision_scores`."""
         sampler = Sampler(replace(self.sampling, logits_processors=()), self.prompt, len(row))
         return decision_scores(sampler, row, self.answer)
 
 
 def decision_scores(sampler: Sampler, logits: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
-    """The sums whose argmax `Sampler.choose` returns, fp64 `[vocab]`, up to a constant; -inf for tokens cut off."""
+    """The sums whose argmax `Sampler.choose` returns, fp64 `[vocab]` up to a constant; -inf where cut off."""
     from dominotree import sampling as rules
 
     params = sampler.params

@@ -1,9 +1,10 @@
 """The benchmark: methods interleaved prompt by prompt, every turn on disk the moment it is done.
 
-Protocol of DominoTree (arXiv 2607.08642): one stream, one warm-up per configuration, own answers fed back. All
-configurations answer a turn, in an order shuffled anew each time, before any goes on, so that a machine that becomes
-slower becomes slower for all. A run that was killed goes on where it was: of a conversation that is half recorded the
-recorded turns are decoded again without being recorded again, since records hold no text.
+Protocol of DominoTree (arXiv 2607.08642): one stream, one warm-up per configuration, own answers fed back.
+All configurations answer a turn, in an order shuffled anew each time, before any goes on, so that a machine
+that becomes slower becomes slower for all. A run that was killed goes on where it was: of a conversation that
+is half recorded the recorded turns are decoded again without being recorded again, since records hold no
+text.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import json
 import os
 import platform
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +31,15 @@ from dominotree.bench.datasets import PromptSet
 from dominotree.bench.lossless import Difference, first_difference
 from dominotree.bench.records import Record, RecordKey, RecordWriter, read_records
 from dominotree.errors import DominoTreeError, InvalidRequest
-from dominotree.machine import usable_cpus
-from dominotree.methods import METHODS, Drafting
+from dominotree.generation import Request
+from dominotree.machine import cpu_name, usable_cpus
+from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, METHODS, Drafting
+from dominotree.pair import Output, Pair
 from dominotree.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from dominotree.pair import Output, Pair
     from dominotree.text import Message
 
 RECORDS_FILE = "records.jsonl"
@@ -63,8 +66,8 @@ class Setup:
 
     @property
     def budget(self) -> int | None:
-        """The budget; None for a method without a tree."""
-        return self.drafting.budget if self.drafting.kind.shape == "tree" else None
+        """The budget; None for a method without a tree or with a budget of its own."""
+        return self.drafting.budget if _has_budget(self.method) else None
 
     @property
     def candidates(self) -> int | None:
@@ -86,8 +89,8 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.setups:
             raise InvalidRequest("no method is named; at least one is expected")
-        if not self.temperatures:
-            raise InvalidRequest("no temperature is named; at least one is expected")
+        if not self.units:
+            raise InvalidRequest("no temperature is named; one is expected, above 0 for noise-aware drafting")
         if not self.run:
             raise InvalidRequest("the run's name is empty; give one (--run)")
         for temperature in self.temperatures:
@@ -95,8 +98,9 @@ class Plan:
 
     @property
     def units(self) -> list[Unit]:
-        """Every setup at every temperature."""
-        return [Unit(setup, temperature) for temperature in self.temperatures for setup in self.setups]
+        """Every setup at every temperature; at 0 there are no draws that a noise-aware one could look at."""
+        pairs = product(self.temperatures, self.setups)
+        return [Unit(setup, t) for t, setup in pairs if t > 0 or not setup.drafting.noise_aware]
 
     def sampling(self, unit: Unit, dataset: str, sample: int) -> SamplingParams:
         """The same draws for every method; other ones for every prompt."""
@@ -110,10 +114,8 @@ class Plan:
     def key(self, unit: Unit, dataset: str, sample: int, turn: int) -> RecordKey:
         """The key of a turn's record."""
         setup = unit.setup
-        where = (dataset, sample, turn)
-        return RecordKey(
-            self.run, self.model, setup.method, setup.budget, setup.variant, unit.temperature, *where
-        )
+        what = (setup.method, setup.budget, setup.variant, unit.temperature)
+        return RecordKey(self.run, self.model, *what, dataset, sample, turn)
 
 
 @dataclass(frozen=True)
@@ -124,43 +126,59 @@ class Unit:
     temperature: float
 
 
-def setups(methods: Sequence[str], budgets: Sequence[int], candidates: Sequence[int]) -> tuple[Setup, ...]:
-    """Methods x budgets x candidate widths; what a method does not have does not multiply it.
+def setups(
+    methods: Sequence[str],
+    budgets: Sequence[int] = (DEFAULT_BUDGET,),
+    candidates: Sequence[int] = (DEFAULT_CANDIDATES,),
+    noise_aware: Sequence[bool] = (False,),
+) -> tuple[Setup, ...]:
+    """Methods x budgets x candidate widths x with and without a look at the draws to come.
 
-    Several widths are told apart as variants "M=16" (0: "M=all"). Raises `InvalidRequest` for an unknown method or a
-    number out of range.
+    What a method does not have does not multiply it: chains have no budget, and methods that set their own run
+    once, up to their default cap. Several widths are told apart as variants "M=16" (0: "M=all"), a look at the
+    draws as "noise-aware". Raises `InvalidRequest` for an unknown method or a number out of range.
     """
     made: list[Setup] = []
     for method in dict.fromkeys(methods):
         kind = Drafting(method).kind
-        for budget in dict.fromkeys(budgets) if kind.shape == "tree" else (None,):
-            for width in dict.fromkeys(candidates) if _chooses_candidates(method) else (None,):
-                numbers = {k: v for k, v in (("budget", budget), ("candidates", width)) if v is not None}
-                varied = width is not None and len(set(candidates)) > 1
-                made.append(Setup(Drafting(method, **numbers), f"M={width or 'all'}" if varied else None))
+        sizes: Iterable[int | None] = dict.fromkeys(budgets) if _has_budget(method) else [None]
+        widths = dict.fromkeys(candidates if _chooses_candidates(method) else [DEFAULT_CANDIDATES])
+        looks = dict.fromkeys(noise_aware if kind.shape != "none" else [False])
+        for budget, width, looking in product(sizes, widths, looks):
+            words = [f"M={width or 'all'}"] * (len(widths) > 1) + ["noise-aware"] * looking
+            drafting = Drafting(method, budget, width, noise_aware=looking)
+            made.append(Setup(drafting, ", ".join(words) or None))
     if not made:
         raise InvalidRequest("nothing to measure; at least one method is expected, and a budget for trees")
     return tuple(made)
 
 
+def _has_budget(method: str) -> bool:
+    return METHODS[method].shape == "tree" and METHODS[method].rule == "fixed"
+
+
 def _chooses_candidates(method: str) -> bool:
-    return METHODS[method].shape == "tree" and method != "ddtree"
+    return METHODS[method].shape == "tree" and METHODS[method].drafter == "domino"
 
 
 def check_drafters(pair: Pair, plan: Plan) -> None:
-    """Raises `InvalidRequest` for a method whose own kind of drafter is not at hand; nothing is skipped silently."""
+    """Raises `InvalidRequest` for a method whose kind of drafter is not at hand: none is skipped silently."""
+    domino = pair.drafter is not None and pair.drafter.head is not None
     for setup in plan.setups:
-        drafter = pair.drafter_for(setup.method)
-        setup.drafting.check(drafter)
-        if setup.drafting.kind.drafter == "dflash" and drafter is pair.drafter and drafter and drafter.head is not None:
+        if setup.drafting.kind.drafter == "dflash" and domino and pair.dflash_drafter is None:
             raise InvalidRequest(
-                f"method {setup.method} is measured with a DFlash drafter and only a Domino drafter is at hand; give "
-                "one (--dflash-drafter) or leave the method out (marginal is the tree over this drafter's base)"
+                f"method {setup.method} needs a DFlash drafter and only a Domino drafter is at hand; "
+                "give one (--dflash-drafter) or leave it out (marginal is a tree over this one's base)"
             )
+        setup.drafting.check(pair.drafter_for(setup.method))
 
 
 def describe(
-    pair: Pair, plan: Plan, sets: Sequence[PromptSet], arguments: Mapping[str, Any], drafters: Mapping[str, str]
+    pair: Pair,
+    plan: Plan,
+    sets: Sequence[PromptSet],
+    arguments: Mapping[str, Any],
+    drafters: Mapping[str, str | None],
 ) -> dict[str, Any]:
     """The meta record: what was measured, with what, on what."""
     target = pair.target
@@ -179,8 +197,8 @@ def describe(
         "context": pair.context,
         "template": template,
         "sets": {
-            one.name: {"source": one.source, "samples": len(one.samples), "turns": one.turns, "sha256": one.digest}
-            for one in sets
+            s.name: {"source": s.source, "samples": len(s.samples), "turns": s.turns, "sha256": s.digest}
+            for s in sets
         },
         "arguments": dict(arguments),
         "versions": {
@@ -201,19 +219,10 @@ def _version(package: str) -> str | None:
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": _cpu_model(), "cores": usable_cpus(), "memory_gib": _memory_gib()}
+    found: dict[str, Any] = {"cpu": cpu_name(), "cores": usable_cpus(), "memory_gib": _memory_gib()}
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
     return found
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _memory_gib() -> int | None:
@@ -234,7 +243,7 @@ class Progress:
 
 @dataclass
 class Outcome:
-    """A finished run: its records, differences from plain decoding and skipped prompts, earlier sittings included."""
+    """A finished run: what its folder holds by now, `resumed` of it from earlier sittings."""
 
     folder: Path
     records: int = 0
@@ -260,8 +269,8 @@ def run(
 ) -> Outcome:
     """Measures what of the plan is not yet recorded in `folder`, and compares all outputs with those of `ar`.
 
-    Raises `InvalidRequest` where a method has no drafter, `RunMismatch` where the folder holds another run or another
-    process writes to it.
+    Raises `InvalidRequest` where a method has no drafter, `RunMismatch` where the folder holds another run or
+    another process writes to it.
     """
     check_drafters(pair, plan)
     with _Folder(folder, meta) as store:
@@ -276,7 +285,9 @@ class _Folder(AbstractContextManager["_Folder"]):
         try:
             (path / CHECKS_FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunMismatch(f"{path} cannot be made a folder ({error.strerror}); choose another (--out)") from error
+            raise RunMismatch(
+                f"{path} cannot be made a folder ({error.strerror}); choose another (--out)"
+            ) from error
         with ExitStack() as opened:
             try:
                 opened.enter_context(FileLock(path / CHECKS_FOLDER / ".lock", timeout=0))
@@ -313,8 +324,8 @@ class _Folder(AbstractContextManager["_Folder"]):
             if found is not None:
                 name, before, now = found
                 raise RunMismatch(
-                    f"{self.path} holds a run with {name} {before!r:.80}, and now it is {now!r:.80}; choose another folder "
-                    "(--out), or run as before"
+                    f"{self.path} holds a run with {name} {before!r:.80}, and now it is {now!r:.80}; choose "
+                    "another folder (--out), or run as before"
                 )
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -394,14 +405,8 @@ class _Talk:
 
 def generate(pair: Pair, ids: Sequence[int], sampling: SamplingParams, drafting: Drafting) -> Output:
     """One answer, decoded alone."""
-    return pair.generate(
-        list(ids),
-        sampling=sampling,
-        method=drafting.method,
-        budget=drafting.budget,
-        candidates=drafting.candidates,
-        node_topk=drafting.node_topk,
-    )
+    request = Request(list(ids), sampling, drafting)
+    return Output.of(pair.decoder([request]).run([request])[0])
 
 
 def output_digest(token_ids: Sequence[int]) -> str:
@@ -410,7 +415,7 @@ def output_digest(token_ids: Sequence[int]) -> str:
 
 
 def record_of(key: RecordKey, output: Output, *, candidates: int | None, **extra: Any) -> Record:
-    """The record of a turn. An answer that its first token ends has no round: 0 tokens/s, and tau is the least, 1."""
+    """The record of a turn; an answer that its first token ends has no round, 0 tokens/s and tau 1."""
     stats = output.stats
     rounds = stats.rounds
     return Record(
@@ -463,15 +468,15 @@ class _Runner:
         )
 
     def _warm_up(self) -> None:
-        """One short answer by every unit that has something left to do: first passes of a process are slow."""
+        """One short answer by every unit with something left to do: first passes of a process are slow."""
         for unit in self._plan.units:
-            left = (s for s in self._samples if any(self._missing(unit, s, t) for t in range(len(s.turns))))
-            sample = next(left, None)
+            sample = next((s for s in self._samples if self._unfinished(unit, s)), None)
             if sample is None:
                 continue
             self._say(f"warm-up {_label(unit)}")
             sampling = self._plan.sampling(unit, sample.dataset, sample.number)
-            short = replace(sampling, max_new_tokens=min(WARM_UP_TOKENS, sampling.max_new_tokens), ignore_eos=True)
+            length = min(WARM_UP_TOKENS, sampling.max_new_tokens)
+            short = replace(sampling, max_new_tokens=length, ignore_eos=True)
             ids = self._pair.prompt_ids([{"role": "user", "content": sample.turns[0]}])
             generate(self._pair, ids[: self._pair.context - 1], short, unit.setup.drafting)
 
@@ -502,6 +507,9 @@ class _Runner:
         key = self._key(unit, sample, turn)
         return key not in self._store.digests and key not in self._skipped
 
+    def _unfinished(self, unit: Unit, sample: _Sample) -> bool:
+        return any(self._missing(unit, sample, turn) for turn in range(len(sample.turns)))
+
     def _measure(self, talk: _Talk, sample: _Sample, turn: int) -> None:
         key = self._key(talk.unit, sample, turn)
         self._say(f"{sample.dataset} {sample.number + 1} {_label(talk.unit)}")
@@ -520,22 +528,22 @@ class _Runner:
             self._skipped.add(key)
 
     def _compare(self, talks: Mapping[Unit, _Talk], sample: _Sample, turn: int, parted: set[Unit]) -> None:
-        """Compares a turn's outputs with plain decoding's; conversations that have parted are not compared further."""
+        """Compares a turn's outputs with plain decoding's, in conversations that have not parted yet."""
         digests = self._store.digests
-        for plain in (unit for unit in talks if unit.setup.method == "ar"):
-            expected = digests.get(self._key(plain, sample, turn))
-            for unit in talks:
-                key = self._key(unit, sample, turn)
-                if unit.temperature != plain.temperature or unit is plain or unit in parted or key not in digests:
-                    continue
-                if digests[key] == expected:
-                    continue
-                parted.add(unit)
-                if key not in self._listed:
-                    self._say(f"{sample.dataset} {sample.number + 1} {_label(unit)}: a difference")
-                    found = self._difference(talks[plain], talks[unit], turn)
-                    self._store.differences.append({**key._asdict(), **found.to_json()})
-                    self._listed.add(key)
+        plain = {unit.temperature: unit for unit in talks if unit.setup.method == "ar"}
+        for unit in talks:
+            key = self._key(unit, sample, turn)
+            if unit.temperature not in plain or unit in parted or key not in digests:
+                continue
+            reference = plain[unit.temperature]
+            if digests[key] == digests.get(self._key(reference, sample, turn)):
+                continue
+            parted.add(unit)
+            if key not in self._listed:
+                self._say(f"{sample.dataset} {sample.number + 1} {_label(unit)}: a difference")
+                found = self._difference(talks[reference], talks[unit], turn)
+                self._store.differences.append({**key._asdict(), **found.to_json()})
+                self._listed.add(key)
 
     def _difference(self, plain: _Talk, other: _Talk, turn: int) -> Difference:
         ids, expected = plain.answer(turn)
@@ -562,9 +570,9 @@ def _label(unit: Unit) -> str:
 def describe_difference(entry: Mapping[str, Any]) -> str:
     """One line about an entry of `differences.jsonl`."""
     budget = "" if entry["budget"] is None else f"@{entry['budget']}"
-    where = f"{entry['dataset']} sample {entry['sample']} turn {entry['turn']} T={entry['temperature']:g}"
     margin = "" if entry["margin"] is None else f", margin {entry['margin']:.3g}"
-    return f"{entry['kind']}: {entry['method']}{budget}, {where}, token {entry['position']}{margin}: {entry['reason']}"
+    where = "{dataset} sample {sample} turn {turn} T={temperature:g}, token {position}".format(**entry)
+    return f"{entry['kind']}: {entry['method']}{budget}, {where}{margin}: {entry['reason']}"
 
 
 __all__ = [

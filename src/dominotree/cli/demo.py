@@ -10,7 +10,7 @@ PROMPT = "How do I cook rice so that it does not stick together?"
 
 
 def demo(
-    max_new_tokens: common.MaxNewTokens = None,
+    max_new_tokens: common.ChatTokens = 128,
     dtype: common.Dtype = "auto",
     device: common.Device = "auto",
     threads: common.Threads = None,

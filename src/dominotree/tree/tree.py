@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import exp
 
 import torch
 from torch import Tensor
@@ -87,12 +88,9 @@ class Trees:
     def single(self, b: int) -> "Tree":
         """Tree b as Python lists, padding dropped."""
         n = int(self.count[b])
-        return Tree(
-            token=self.token[b, :n].tolist(),
-            parent=self.parent[b, :n].tolist(),
-            depth=self.depth[b, :n].tolist(),
-            score=self.score[b, :n].tolist(),
-        )
+        parent, score = self.parent[b, :n].tolist(), self.score[b, :n].tolist()
+        given = [exp(s - (score[p] if p >= 0 else 0.0)) for s, p in zip(score, parent, strict=True)]
+        return Tree(self.token[b, :n].tolist(), parent, self.depth[b, :n].tolist(), score, given)
 
 
 @dataclass(frozen=True)
@@ -103,6 +101,8 @@ class Tree:
     parent: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
+    given: list[float] = field(default_factory=list)
+    """Each node's probability below its parent, as the drafter gave it."""
 
     def __len__(self) -> int:
         return len(self.token)
@@ -114,6 +114,28 @@ class Tree:
     def child_with_token(self, node: int, token: int) -> int | None:
         """The child of `node` (-1: the root) that proposes `token`, or None."""
         return self._child.get((node, token))
+
+    def first(self, count: int) -> "Tree":
+        """The leading `count` nodes."""
+        return Tree(
+            self.token[:count], self.parent[:count], self.depth[:count], self.score[:count], self.given[:count]
+        )
+
+    def reordered(self, score: list[float]) -> "Tree":
+        """The same nodes with other path scores, best first again; a child's score must not exceed its parent's."""
+        order = sorted(range(len(self)), key=lambda node: -score[node])  # stable: parents stay before children
+        place = {node: i for i, node in enumerate(order)}
+        return Tree(
+            token=[self.token[node] for node in order],
+            parent=[place.get(self.parent[node], -1) for node in order],
+            depth=[self.depth[node] for node in order],
+            score=[score[node] for node in order],
+            given=[self.given[node] for node in order],
+        )
+
+    def children(self, node: int) -> list[int]:
+        """The children of `node` (-1: the root), best first."""
+        return [child for child, parent in enumerate(self.parent) if parent == node]
 
     def path(self, node: int) -> list[int]:
         """The nodes from depth 0 down to and including `node`; empty for the root."""
