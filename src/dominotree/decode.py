@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
@@ -33,7 +34,8 @@ class Decoder:
     """Decodes requests over `slots` sequences at a time.
 
     Owns the caches: the target's keys and values and the drafter's context. Between rounds, for every sequence that
-    drafts: cached target columns = drafter context = position of its root.
+    drafts: cached target columns = drafter context = position of its root. Several threads may share one: each drives
+    the rounds of all, one at a time.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Decoder:
         self._waiting: deque[Generation] = deque()
         self._prefilling: list[Generation] = []
         self._decoding: list[Generation] = []
+        self._lock = threading.RLock()
 
     @property
     def busy(self) -> bool:
@@ -79,20 +82,26 @@ class Decoder:
             raise InvalidRequest(f"the request drafts up to {nodes} nodes and this decoder has room for {self.max_nodes}")
         target = self.target
         generation = Generation(request, self.codec, target.vocab_size, target.eos_token_ids, self.context)
-        self._waiting.append(generation)
+        with self._lock:
+            self._waiting.append(generation)
         return generation
 
     def abort(self, generation: Generation) -> None:
         """Ends a request where it is and frees its slot."""
-        if not generation.finished:
-            generation.finish("abort")
-            self._release_finished()
+        with self._lock:
+            if not generation.finished:
+                generation.finish("abort")
+                self._release_finished()
+                if generation in self._waiting:
+                    self._waiting.remove(generation)
 
     def run(self, requests: Iterable[Request]) -> list[Generation]:
         """Decodes all requests to the end, in the order given."""
-        generations = [self.add(request) for request in requests]
+        generations: list[Generation] = []
         try:
-            while self.busy:
+            for request in requests:
+                generations.append(self.add(request))
+            while not all(generation.finished for generation in generations):
                 self.step()
         finally:
             for generation in generations:
@@ -100,25 +109,34 @@ class Decoder:
         return generations
 
     def stream(self, request: Request) -> Generator[Generation, None, None]:
-        """Decodes one request, handing it out after its prefill and after every round."""
+        """Decodes one request, handing it out after its prefill and after every round, at last when it is finished."""
         generation = self.add(request)
         try:
-            while not generation.finished:
-                self.step()
+            complete = False
+            while not complete:
+                if not generation.finished:  # another request's rounds may have finished it
+                    self.step()
+                complete = generation.finished
                 yield generation
         finally:
             self.abort(generation)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admits waiting requests, encodes one chunk of each prompt, and decodes one round of all others."""
-        self._admit()
-        for generation in list(self._prefilling):
-            self._prefill_chunk(generation)
-        self._release_finished()
-        if self._decoding:
-            self._round(self._decoding)
-            self._release_finished()
+        """Admits waiting requests, encodes one chunk of each prompt, and decodes one round of all others.
+
+        What a request's own logits processor raises comes through, ends that request, and leaves the others in order.
+        """
+        with self._lock:
+            try:
+                self._admit()
+                for generation in list(self._prefilling):
+                    self._prefill_chunk(generation)
+                self._release_finished()
+                if self._decoding:
+                    self._round(self._decoding)
+            finally:
+                self._release_finished()
 
     # One round, as in the paper
 
@@ -135,13 +153,16 @@ class Decoder:
             greedy = _greedy_tokens(out.logits) if any(g.request.sampling.is_plain_greedy for g in batch) else []
         with watch.stage("commit"):
             first, kept = 0, []
-            for generation, segment in zip(batch, segments, strict=True):
-                rows = slice(first, first + len(segment.tokens))
-                path = self._accept(generation, trees.get(id(generation), NO_TREE), out.logits[rows], greedy[rows])
-                self._keep(generation, path)
-                kept.append([first + row for row in path])
-                first = rows.stop
-            self._extend_context(batch, kept, out.features)
+            try:
+                for generation, segment in zip(batch, segments, strict=True):
+                    rows = slice(first, first + len(segment.tokens))
+                    tree = trees.get(id(generation), NO_TREE)
+                    path = self._accept(generation, tree, out.logits[rows], greedy[rows])
+                    self._keep(generation, path)
+                    kept.append([first + row for row in path])
+                    first = rows.stop
+            finally:  # a request that fails must not leave those before it without their drafter's context
+                self._extend_context(batch[: len(kept)], kept, out.features)
 
     def _draft(self, batch: Sequence[Generation]) -> Draft | None:
         if not batch or self.drafter is None or self._drafts is None:
@@ -214,6 +235,8 @@ class Decoder:
         if features is None or self.drafter is None or self._drafts is None:
             return
         drafting = [(_slot(g), rows) for g, rows in zip(batch, kept, strict=True) if self._drafts_for(g)]
+        if not drafting:
+            return
         flat = [row for _, rows in drafting for row in rows]
         self.drafter.extend(self._drafts, [s for s, _ in drafting], [len(rows) for _, rows in drafting], features[flat])
 
@@ -296,7 +319,11 @@ def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[
     if greedy and sampler.params.is_plain_greedy:
         token = greedy[0]
     else:
-        token = sampler.choose(logits, generation.new_tokens)
+        try:
+            token = sampler.choose(logits, generation.new_tokens)
+        except BaseException:
+            generation.finish("abort")  # its tokens may be ahead of its cache
+            raise
     found = sampler.logprobs(logits, token)
     if found is not None:
         generation.logprobs.append(found)

@@ -79,12 +79,12 @@ class Request:
 
 
 class Generation:
-    """A request being decoded. `tokens` holds prompt and answer; the last token is the root of the next round."""
+    """A request being decoded. `tokens` holds prompt and answer; the last one is the next round's root."""
 
     def __init__(
         self, request: Request, codec: TextCodec | None, vocab_size: int, eos: Sequence[int], context: int
     ) -> None:
-        """Raises `InvalidRequest` for a prompt that is empty, too long or holds ids outside the vocabulary."""
+        """Raises `InvalidRequest` for a prompt that is empty, too long or not of the vocabulary."""
         self.request = request
         prompt = list(request.prompt)
         if not prompt:
@@ -96,7 +96,8 @@ class Generation:
             )
         if len(prompt) >= context:
             raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens and the context is {context}; shorten it or raise --context"
+                f"the prompt has {len(prompt)} tokens and the context is {context}; "
+                "shorten it or raise --context"
             )
         params = request.sampling
         if params.stop and codec is None:

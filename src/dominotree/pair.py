@@ -110,7 +110,10 @@ class Pair:
         max_batch: int = 8,
         name: str = "",
     ) -> None:
-        """`dflash_drafter` may be a function that loads it when a method first needs it; `context` bounds prompt and answer together (None: what the target was made for)."""
+        """`dflash_drafter` may be a function that loads it when a method first needs it.
+
+        `context` bounds prompt and answer together; None: what the target was made for.
+        """
         if context is not None and context < 2:
             raise InvalidRequest(f"context is {context}; at least 2 tokens are expected")
         if context is not None and context > target.max_positions:
@@ -150,9 +153,10 @@ class Pair:
     def generate(self, prompt: Any, **options: Any) -> Output | list[Output]:
         """The answer to a prompt, or the answers to a list of prompts decoded together.
 
-        A str is one chat turn (plain text with `raw=True`), a list of dicts a conversation, a list of ints token
-        ids, a list of any of these a batch. Options: `method`, `budget`, `candidates`, `node_topk`, `noise_aware`; `sampling` (a
-        `SamplingParams`) or its fields by name; `system`, `raw`. Raises `InvalidRequest` for what cannot be served.
+        A str is one chat turn (plain text with `raw=True`), a list of dicts a conversation, a list of ints
+        token ids, a list of any of these a batch. Options: `method`, `budget`, `candidates`, `node_topk`,
+        `noise_aware`; `sampling` (a `SamplingParams`) or its fields by name; `system`, `raw`. Raises
+        `InvalidRequest` for what cannot be served.
         """
         batch = is_batch(prompt)
         prompts = list(prompt) if batch else [prompt]
@@ -258,7 +262,8 @@ class Pair:
         unknown = sorted(set(options) - set(SamplingParams.__dataclass_fields__))
         if unknown:
             raise InvalidRequest(
-                f"option {unknown[0]!r} is unknown; method, budget, candidates, node_topk, noise_aware, sampling, system, raw or a "
+                f"option {unknown[0]!r} is unknown; method, budget, candidates, node_topk, noise_aware, "
+                "sampling, system, raw or a "
                 f"field of SamplingParams ({', '.join(SamplingParams.__dataclass_fields__)}) is expected"
             )
         return replace(sampling, **options), drafting, form
@@ -271,8 +276,8 @@ class Pair:
             and stats.mean_accepted < _NIL_ACCEPTANCE
         ):
             self._say(
-                f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): the output is correct but "
-                "drafting only costs time; check that it was made for this target, or use method ar"
+                f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): "
+                "the output is correct but drafting only costs time; check that it was made for this target, or use method ar"
             )
 
     def _say(self, text: str) -> None:
@@ -313,7 +318,8 @@ def is_batch(prompt: Any) -> bool:
         return False
     if not isinstance(prompt, (list, tuple)):
         raise InvalidRequest(
-            f"the prompt is a {type(prompt).__name__}; a str, a list of messages, a list of token ids or a list of those is expected"
+            f"the prompt is a {type(prompt).__name__}; a str, a list of messages, a list of token ids or a "
+            "list of those is expected"
         )
     if not prompt:
         raise InvalidRequest("the list of prompts is empty; give at least one prompt")
@@ -342,9 +348,10 @@ def load(
 ) -> Pair:
     """A target with its drafter.
 
-    `name` is a named pair of ours, or use `target` and `drafter`: local folders, hub ids or names of pairs; drafter
-    "none" leaves it out. Without either it is the default pair. `dtype` "auto" takes bf16 where the hardware has it.
-    `exact`: see `DecoderTarget`. Raises `ModelNotFound`, `UnsupportedModel`, `InvalidCheckpoint` with one line each.
+    `name` is a named pair of ours, or use `target` and `drafter`: local folders, hub ids or names of pairs;
+    drafter "none" leaves it out. Without either it is the default pair. `dtype` "auto" takes bf16 where the
+    hardware has it. `exact`: see `DecoderTarget`. Raises `ModelNotFound`, `UnsupportedModel`,
+    `InvalidCheckpoint` with one line each.
     """
     set_threads(threads)
     chosen = target or name or hub.DEFAULT_PAIR

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -61,8 +62,16 @@ class SamplingParams:
             raise InvalidRequest(f"top_p is {self.top_p!r}; a number above 0 and at most 1 is expected")
         if self.repetition_penalty <= 0:
             raise InvalidRequest(f"repetition_penalty is {self.repetition_penalty!r}; a number above 0 is expected")
-        if not all(isinstance(text, str) and text for text in self.stop):
-            raise InvalidRequest("stop holds an empty string or something else than a string; give non-empty strings")
+        if not _holds(self.stop, lambda text: isinstance(text, str) and text != ""):
+            raise InvalidRequest(f"stop is {self.stop!r}; a non-empty string or a list of those is expected")
+        if not _holds(self.stop_token_ids, lambda token: isinstance(token, int) and token >= 0):
+            raise InvalidRequest(f"stop_token_ids is {self.stop_token_ids!r}; a list of token ids is expected")
+        if not _holds(self.logits_processors, callable):
+            raise InvalidRequest(f"logits_processors is {self.logits_processors!r}; a list of functions is expected")
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest(f"ignore_eos is {self.ignore_eos!r}; True or False is expected")
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequest(f"logit_bias is {self.logit_bias!r}; a mapping from token ids to numbers is expected")
         for token, bias in self.logit_bias.items():
             if not isinstance(token, int) or not isinstance(bias, (int, float)) or math.isnan(bias):
                 raise InvalidRequest(f"logit_bias entry {token!r}: {bias!r} is not a token id with a number")
@@ -97,6 +106,11 @@ _RANGES: tuple[tuple[str, float, float, type], ...] = (
     ("max_new_tokens", 1, 2**31, int),
     ("logprobs", 0, 1000, int),
 )
+
+
+def _holds(values: object, right: Callable[[Any], bool]) -> bool:
+    """Whether `values` is a list or the like of which every entry is right; a str is none."""
+    return isinstance(values, (Sequence, Set)) and not isinstance(values, str) and all(right(v) for v in values)
 
 
 def _range_text(kind: type, low: float, high: float) -> str:
@@ -183,6 +197,8 @@ class Sampler:
             return int(token)
         highest = scores.max()
         check_best(float(highest))
+        if highest == _INF:  # infinitely likelier than the rest, which a difference of infinities cannot say
+            scores, highest = torch.where(scores == _INF, 0.0, -_INF), torch.zeros_like(highest)
         scores = (scores.double() - highest) / params.temperature
         survivors = _survivors(scores, params)
         ids = torch.arange(len(scores), device=scores.device) if survivors is None else survivors
@@ -200,10 +216,15 @@ class Sampler:
         return TokenLogprobs(token, float(raw[token]), top)
 
     def _transform(self, scores: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
-        params = self.params
+        params, shape = self.params, scores.shape
+        scores = scores.clone()  # a processor may write into what it gets, and the raw row is still needed
         for processor in params.logits_processors:
             scores = processor([*self._prompt, *path], scores)
-        scores = scores.clone()
+            if not isinstance(scores, torch.Tensor) or scores.shape != shape:
+                found = list(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+                raise InvalidRequest(f"a logits processor returned {found}; logits of shape {list(shape)} are expected")
+        if params.logits_processors:
+            scores = scores.float().clone()  # and may keep what it returned
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), device=scores.device)
             scores[ids] += torch.tensor(list(params.logit_bias.values()), dtype=scores.dtype, device=scores.device)

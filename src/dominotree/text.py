@@ -31,7 +31,7 @@ class TextCodec:
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextCodec:
-        """Reads tokenizer.json, tokenizer_config.json and the chat template; raises `ModelNotFound` without them."""
+        """Reads tokenizer.json, its config and the chat template; raises `ModelNotFound` without a tokenizer."""
         from tokenizers import Tokenizer
 
         file = folder / "tokenizer.json"
@@ -82,7 +82,7 @@ class TextCodec:
     def chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
         """Token ids of a conversation with the assistant's turn opened; thinking off unless asked for.
 
-        Raises `InvalidRequest` without a chat template, for malformed messages and when the template refuses them.
+        Raises `InvalidRequest` without a chat template, for malformed messages and where the template refuses.
         """
         text = self.render(messages, **variables)
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
@@ -120,7 +120,7 @@ class TextCodec:
             raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
 
     def prompt_ids(self, prompt: Prompt, *, raw: bool = False, system: str | None = None) -> list[int]:
-        """Token ids of any kind of prompt: a str is one chat turn unless `raw`, a list of dicts a conversation."""
+        """Token ids of any prompt: a str is one chat turn unless `raw`, a list of dicts a conversation."""
         if isinstance(prompt, str):
             ids = (
                 self.encode(prompt)
@@ -179,7 +179,7 @@ class TextStream:
         return self._text
 
     def push(self, token: int) -> bool:
-        """Adds a token; True once the text contains a stop string, whose text and all behind it are dropped."""
+        """Adds a token; True once the text contains a stop string, which is dropped with all behind it."""
         self._ids.append(token)
         piece = self._codec.decode(self._ids[self._window :])[len(self._before) :]
         whole = piece.rstrip(_REPLACEMENT)
@@ -202,7 +202,7 @@ class TextStream:
             self._cut(known)
 
     def take(self, *, final: bool = False) -> str:
-        """The text that is new since the last call; while running, what may begin a stop string is held back."""
+        """The text since the last call; while running, what may begin a stop string is held back."""
         end = len(self._text) if final or self.stopped else len(self._text) - self._held()
         piece, self._taken = self._text[self._taken : end], max(self._taken, end)
         return piece

@@ -70,8 +70,6 @@ def run(bare: Run, model: Path, drafter: Path) -> Run:
     """Runs a command on the tiny pair in fp32."""
 
     def run(command: str, *args: object, input: str | bytes | None = None) -> Result:
-        return bare(
-            command, "--target", model, "--drafter", drafter, "--dtype", "float32", *args, input=input
-        )
+        return bare(command, "--target", model, "--drafter", drafter, "--dtype", "float32", *args, input=input)
 
     return run

@@ -54,9 +54,7 @@ def test_wrong_flags_are_refused_as_in_generate(run: Run) -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(model: Path, drafter: Path) -> None:
-    process = start(
-        model, drafter, "chat", "--ignore-eos", "--max-new-tokens", "3000", "--dtype", "float32", bufsize=0
-    )
+    process = start(model, drafter, "chat", "--ignore-eos", "--max-new-tokens", "3000", "--dtype", "float32", bufsize=0)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"hello\n")
     process.stdout.read(1)
@@ -66,9 +64,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(model: Path, drafter: Path) ->
     assert errors.decode().startswith("(stopped)\n/reset")
 
 
-def test_an_answer_that_was_stopped_stays_in_the_conversation(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_was_stopped_stays_in_the_conversation(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[dict[str, str]]] = []
     real = Pair.prompt_ids
 

@@ -50,15 +50,14 @@ from dominotree.pair import Pair
         (["hello", "--method", "ar"], "--drafter has no effect"),
         (["hello", "--method", "domino", "--budget", "4"], "--budget has no effect"),
         (["hello", "--method", "ddtree", "--candidates", "4"], "--candidates has no effect"),
+        (["hello", "--method", "ar", "--drafter", "none", "--noise-aware"], "--noise-aware has no effect"),
         (["hello", "--dflash-drafter", "some-folder"], "--dflash-drafter has no effect"),
         (["hello", "--system", "x", "--raw"], "--system has no effect"),
         (["hello", "--compare", "--method", "ar"], "--compare"),
         (["\udcff"], "UTF-8"),
         (["hello", "--nonsense"], "--nonsense"),
     ],
-    ids=lambda value: (
-        " ".join(value).encode("ascii", "replace").decode() if isinstance(value, list) else None
-    ),
+    ids=lambda value: " ".join(value).encode("ascii", "replace").decode() if isinstance(value, list) else None,
 )
 def test_wrong_use_is_one_line_and_exit_2(run: Run, args: list[str], word: str) -> None:
     result = run("generate", *args)

@@ -14,7 +14,7 @@ from typer.testing import Result
 from cli.conftest import Run, byte_tokenizer
 from dominotree.cli import common
 from dominotree.cli.generate import generate
-from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES
+from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, DEFAULT_CAP
 from dominotree.pair import Pair
 from dominotree.sampling import Sampler, SamplingParams, sampling_field_names
 
@@ -58,9 +58,7 @@ def test_text_goes_to_stdout_and_two_lines_of_statistics_to_stderr(run: Run) -> 
     assert result.stdout.endswith("\n")
     first, second = result.stderr.splitlines()
     assert first.startswith("12 tokens in ") and "tau" in first and "finish reason length" in first
-    assert second.startswith("dominotree, budget 16, float32 on cpu, draft ") and second.endswith(
-        "ms a round"
-    )
+    assert second.startswith("dominotree, budget 16, float32 on cpu, draft ") and second.endswith("ms a round")
 
 
 def test_json_is_one_object_with_the_documented_fields(run: Run) -> None:
@@ -92,9 +90,7 @@ def test_streamed_text_is_the_text_of_the_whole_answer(run: Run, seed: int) -> N
 
 
 @pytest.mark.parametrize("length", [3, 6, 9, 14, 60])
-def test_characters_that_span_tokens_are_streamed_whole(
-    run: Run, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
+def test_characters_that_span_tokens_are_streamed_whole(run: Run, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     tokens = scripted(monkeypatch, "A😀é 你好，世界 👩‍👩‍👧!")[:length]
     pieces: list[str] = []
     monkeypatch.setattr(common.screen, "write", pieces.append)
@@ -114,10 +110,7 @@ def test_a_stop_text_is_neither_printed_nor_followed(run: Run, monkeypatch: pyte
 def test_dash_reads_the_prompt_from_standard_input(run: Run) -> None:
     for args in (["-"], []):
         piped = record(run("generate", *args, "--json", "--max-new-tokens", 8, input="héllo\n"))
-        assert (
-            piped["token_ids"]
-            == record(run("generate", "héllo", "--json", "--max-new-tokens", 8))["token_ids"]
-        )
+        assert piped["token_ids"] == record(run("generate", "héllo", "--json", "--max-new-tokens", 8))["token_ids"]
 
 
 def test_compare_decodes_plainly_from_the_same_seed(run: Run) -> None:
@@ -164,9 +157,7 @@ def test_without_a_drafter_decoding_is_plain_and_says_so(bare: Run, model: Path)
 
 
 def test_the_drafter_that_is_named_is_the_one_that_drafts(run: Run, bare: Run, dflash_drafter: Path) -> None:
-    plain = run(
-        "generate", "hello", "--method", "ddtree", "--dflash-drafter", dflash_drafter, "--max-new-tokens", 4
-    )
+    plain = run("generate", "hello", "--method", "ddtree", "--dflash-drafter", dflash_drafter, "--max-new-tokens", 4)
     assert plain.exit_code == 0 and "Note" not in plain.stderr
 
 
@@ -199,6 +190,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         (["--budget", "0"], "budget", 0),
         (["--candidates", "0"], "candidates", 0),
         (["--node-topk", "3"], "node_topk", 3),
+        (["--noise-aware", "--temperature", "1"], "noise_aware", True),
         (["--method", "static"], "method", "static"),
         (["--temperature", "0.5"], "temperature", 0.5),
         (["--top-p", "0.9", "--temperature", "1"], "top_p", 0.9),
@@ -239,7 +231,7 @@ def test_flags_that_are_not_given_leave_the_defaults_to_the_library(run: Run, wi
 
 def test_the_help_names_the_defaults_that_are_in_force(bare: Run) -> None:
     text = " ".join(bare("generate", "--help").stdout.split())
-    assert f"the root not counted. [default: {DEFAULT_BUDGET}]" in text
+    assert f"without the root. [default: {DEFAULT_BUDGET}; {DEFAULT_CAP} for methods that choose]" in text
     assert f"0: all. [default: {DEFAULT_CANDIDATES}]" in text
     assert f"Most tokens of an answer. [default: {SamplingParams().max_new_tokens}]" in text
     assert generate.__doc__ is not None and generate.__doc__.split(".")[0] in text

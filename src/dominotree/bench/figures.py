@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -32,6 +33,7 @@ from dominotree.bench.statistics import (
     width_curves,
 )
 from dominotree.bench.tables import NO_STAGES, MissingData, row_labels, title_of
+from dominotree.errors import InvalidRequest
 
 # After Okabe and Ito, colour-blind safe, without the yellow and black that vanish on one of the grounds.
 _COLOURS = dict(
@@ -412,3 +414,35 @@ def calibration_lines(bins: Sequence[CalibrationBin], name: str, where: str) -> 
         "below the diagonal the drafter is over-confident. ECE: expected calibration error."
     )
     return draw(name, caption, plot, (5.0, 4.8))
+
+
+def cost_lines(
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    measured: Sequence[Sequence[float]],
+    fitted: Sequence[Sequence[float]],
+) -> Drawing:
+    """Verify time in ms against rows, a line for each context length: dots as measured, lines as fitted."""
+
+    def plot(figure: Figure) -> None:
+        axes = figure.subplots()
+        for i, (context, dots, line) in enumerate(zip(contexts, measured, fitted, strict=True)):
+            colour = _MORE_COLOURS[i % len(_MORE_COLOURS)]
+            axes.plot(rows, line, color=colour, label=f"{context} tokens")
+            axes.plot(rows, dots, color=colour, linestyle="none", marker="o", markersize=3.5)
+        axes.set_xlabel("rows of a pass (root and nodes)")
+        axes.set_ylabel("verify, ms")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="best", title="context")
+
+    return draw("cost", "Verify time against rows: dots as measured, lines as fitted.", plot, (6.4, 3.6))
+
+
+def save_figure(drawing: Drawing, path: Path) -> None:
+    """Writes a drawing as SVG or PNG, by the ending of `path`; raises `InvalidRequest` for another ending."""
+    if path.suffix == ".svg":
+        path.write_text(drawing.svg)
+    elif path.suffix == ".png":
+        path.write_bytes(drawing.png)
+    else:
+        raise InvalidRequest(f"{path} has no ending .svg or .png; give one of them")

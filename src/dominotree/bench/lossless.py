@@ -74,8 +74,7 @@ def first_difference(
     """
     if sampling.temperature > 0 and plain.seed != other.seed:
         raise InvalidRequest(
-            f"the answers were drawn with seeds {plain.seed} and {other.seed}; "
-            "only answers of one seed can be compared"
+            f"the answers were drawn with seeds {plain.seed} and {other.seed}; only answers of one seed can be compared"
         )
     if plain.token_ids == other.token_ids:
         if plain.finish_reason == other.finish_reason:

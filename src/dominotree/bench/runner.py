@@ -134,9 +134,9 @@ def setups(
 ) -> tuple[Setup, ...]:
     """Methods x budgets x candidate widths x with and without a look at the draws to come.
 
-    What a method does not have does not multiply it: chains have no budget, and methods that set their own run
-    once, up to their default cap. Several widths are told apart as variants "M=16" (0: "M=all"), a look at the
-    draws as "noise-aware". Raises `InvalidRequest` for an unknown method or a number out of range.
+    What a method does not have does not multiply it: chains have no budget, and methods that set their own
+    run once, up to their default cap. Several widths are told apart as variants "M=16" (0: "M=all"), a look
+    at the draws as "noise-aware". Raises `InvalidRequest` for an unknown method or a number out of range.
     """
     made: list[Setup] = []
     for method in dict.fromkeys(methods):
@@ -197,8 +197,7 @@ def describe(
         "context": pair.context,
         "template": template,
         "sets": {
-            s.name: {"source": s.source, "samples": len(s.samples), "turns": s.turns, "sha256": s.digest}
-            for s in sets
+            s.name: {"source": s.source, "samples": len(s.samples), "turns": s.turns, "sha256": s.digest} for s in sets
         },
         "arguments": dict(arguments),
         "versions": {
@@ -254,6 +253,11 @@ class Outcome:
     compared: bool = False
 
     @property
+    def checks(self) -> Path:
+        """Folder with the differences and the skipped prompts as files."""
+        return self.folder / CHECKS_FOLDER
+
+    @property
     def bugs(self) -> list[Mapping[str, Any]]:
         """Differences that rounding does not explain; the run has failed if there is one."""
         return [entry for entry in self.differences if entry["kind"] == "BUG"]
@@ -285,9 +289,7 @@ class _Folder(AbstractContextManager["_Folder"]):
         try:
             (path / CHECKS_FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunMismatch(
-                f"{path} cannot be made a folder ({error.strerror}); choose another (--out)"
-            ) from error
+            raise RunMismatch(f"{path} cannot be made a folder ({error.strerror}); choose another (--out)") from error
         with ExitStack() as opened:
             try:
                 opened.enter_context(FileLock(path / CHECKS_FOLDER / ".lock", timeout=0))

@@ -45,6 +45,7 @@ def chat(
     budget: common.Budget = None,
     candidates: common.Candidates = None,
     node_topk: common.NodeTopk = None,
+    noise_aware: common.NoiseAware = False,
     temperature: common.Temperature = None,
     top_p: common.TopP = None,
     top_k: common.TopK = None,
@@ -82,8 +83,10 @@ def chat(
         max_new_tokens=max_new_tokens,
     )
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
-    drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk)
+    drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     pair, drafting = load_pair(model, drafting)
+    if noise_aware and sampling.temperature == 0:
+        screen.note("Note: --noise-aware cannot change anything at temperature 0")
     if context is None:  # all of it is set aside at once
         pair.context = min(pair.context, DEFAULT_CONTEXT)
     Conversation(pair, system, sampling, drafting).run()
@@ -92,9 +95,7 @@ def chat(
 class Conversation:
     """Reads turns, shows answers, obeys the commands that begin with a slash."""
 
-    def __init__(
-        self, pair: Pair, system: str | None, sampling: SamplingParams, drafting: dict[str, Any]
-    ) -> None:
+    def __init__(self, pair: Pair, system: str | None, sampling: SamplingParams, drafting: dict[str, Any]) -> None:
         self._pair, self._sampling = pair, sampling
         self._begin = partial(pair.chat, system=system, sampling=sampling, **drafting)
         self._chat = self._begin()

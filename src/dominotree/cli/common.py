@@ -39,22 +39,18 @@ MethodName = Annotated[
     typer.Option("--method", help="See `dominotree methods`.  [default: what the drafter is for]"),
 ]
 Budget = Annotated[
-    int | None, typer.Option("--budget", help="Most nodes of a tree, the root not counted.  [default: 16]")
+    int | None,
+    typer.Option("--budget", help="Most nodes of a tree, without the root.  [default: 16; 64 for methods that choose]"),
 ]
-Candidates = Annotated[
-    int | None, typer.Option("--candidates", help="Tokens scored per depth; 0: all.  [default: 64]")
-]
-NodeTopk = Annotated[
-    int | None, typer.Option("--node-topk", help="Most children of a node.  [default: no cap]")
-]
+Candidates = Annotated[int | None, typer.Option("--candidates", help="Tokens scored per depth; 0: all.  [default: 64]")]
+NodeTopk = Annotated[int | None, typer.Option("--node-topk", help="Most children of a node.  [default: no cap]")]
+NoiseAware = Annotated[bool, typer.Option("--noise-aware", help="Draft with the noise that the target will draw with.")]
 Temperature = Annotated[
     float | None, typer.Option("--temperature", help="0: always the likeliest token.  [default: 0]")
 ]
 TopP = Annotated[float | None, typer.Option("--top-p", help="Only the likeliest tokens with this much mass.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Only the k likeliest tokens; 0: all.")]
-MinP = Annotated[
-    float | None, typer.Option("--min-p", help="Only tokens this likely, the likeliest being 1.")
-]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Only tokens this likely, the likeliest being 1.")]
 RepetitionPenalty = Annotated[
     float | None,
     typer.Option("--repetition-penalty", help="Above 1: tokens of prompt and answer recur less."),
@@ -75,9 +71,7 @@ Stop = Annotated[
 ]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's own stop tokens.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same tokens.  [default: a fresh one]")]
-MaxNewTokens = Annotated[
-    int | None, typer.Option("--max-new-tokens", help="Most tokens of an answer.  [default: 256]")
-]
+MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens of an answer.  [default: 256]")]
 Context = Annotated[
     int | None, typer.Option("--context", help="Most tokens of prompt and answer.  [default: the model's]")
 ]
@@ -91,9 +85,7 @@ Dtype = Annotated[
     str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16; auto: bfloat16 where it is fast.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[
-    int | None, typer.Option("--threads", help="CPU threads.  [default: the usable processors]")
-]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.  [default: the usable processors]")]
 Exact = Annotated[
     bool | None,
     typer.Option(
@@ -351,16 +343,16 @@ def _check_effect(method: str, drafting: Mapping[str, Any], model: ModelOptions)
     idle: set[str] = set()
     if kind.shape != "tree":
         idle = {"budget", "candidates", "node_topk"}
-    elif method == "ddtree":
+    elif kind.drafter == "dflash":
         idle = {"candidates"}
+    if kind.shape == "none":
+        idle |= {"noise_aware"}
     named = [name for name in drafting if name in idle]
     if kind.shape == "none":
         drafters = {"drafter": model.drafter, "dflash_drafter": model.dflash_drafter}
         named += [name for name, value in drafters.items() if value not in (None, "none")]
     if named:
-        raise InvalidRequest(
-            f"{flag(named[0])} has no effect with method {method}; leave it out or use another method"
-        )
+        raise InvalidRequest(f"{flag(named[0])} has no effect with method {method}; leave it out or use another method")
 
 
 # What an answer cost

@@ -30,6 +30,7 @@ def generate(
     budget: common.Budget = None,
     candidates: common.Candidates = None,
     node_topk: common.NodeTopk = None,
+    noise_aware: common.NoiseAware = False,
     temperature: common.Temperature = None,
     top_p: common.TopP = None,
     top_k: common.TopK = None,
@@ -52,9 +53,7 @@ def generate(
     compare: Annotated[
         bool, typer.Option("--compare", help="Decode plainly as well and show what drafting saves.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; its stage_ms are sums.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; its stage_ms are sums.")] = False,
 ) -> None:
     """Answer a prompt. The text goes to standard output, two lines of statistics to standard error."""
     text = read_prompt(prompt, raw=raw)
@@ -79,8 +78,10 @@ def generate(
         max_new_tokens=max_new_tokens,
     )
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
-    drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk)
+    drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     pair, drafting = load_pair(model, drafting)
+    if noise_aware and sampling.temperature == 0:
+        screen.note("Note: --noise-aware cannot change anything at temperature 0")
     if compare and drafting["method"] == "ar":
         raise InvalidRequest("--compare needs a drafter; name one with --drafter")
     form: dict[str, Any] = {"raw": True} if raw else given(system=system)

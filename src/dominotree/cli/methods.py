@@ -14,10 +14,14 @@ from dominotree.cli.common import screen
 def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List the methods: the drafter each was published with, how nodes are scored, chain or tree."""
+    """List the methods: whose drafter, how nodes are scored, chain or tree, what sets a tree's size."""
     from dominotree.methods import METHODS
 
-    rows = [asdict(method) for method in METHODS.values()]
+    rows = []
+    for method in METHODS.values():
+        row = asdict(method)
+        rule = row.pop("rule")
+        rows.append({**row, "budget": rule if method.shape == "tree" else "none"})
     if as_json:
         screen.write(json.dumps(rows, indent=2) + "\n")
         return
@@ -25,7 +29,7 @@ def methods(
     from rich.table import Table
 
     table = Table(box=SIMPLE)
-    names = ("name", "drafter", "score", "shape", "summary")
+    names = ("name", "drafter", "score", "shape", "budget", "summary")
     for name in names:
         table.add_column({"name": "method"}.get(name, name), no_wrap=name != "summary")
     for row in rows:

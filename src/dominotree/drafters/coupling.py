@@ -16,8 +16,8 @@ import torch
 
 from dominotree.sampling import gumbel_noise
 
-SHARPNESS = 1.0
-TRUST = 0.6
+SHARPNESS = 1.2
+TRUST = 0.7
 
 
 @dataclass(frozen=True)

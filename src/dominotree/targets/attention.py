@@ -138,8 +138,9 @@ class TorchAttention:
         return out.transpose(1, 2)[self._sequence, self._place].flatten(1)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        # [slots, heads, width, head_dim] x [slots, kv_heads, length, head_dim]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self._mask, enable_gqa=True)
+        # [slots, heads, width, head_dim] x [slots, kv_heads, length, head_dim]; a cache may be wider than its model
+        out = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=self._mask, enable_gqa=True)
+        return out.to(q.dtype)
 
 
 class ExactAttention(TorchAttention):

@@ -1,0 +1,114 @@
+"""Which method, budget, candidate width and thread count are fastest here, found by measuring."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dominotree.machine import set_threads, usable_cpus
+from dominotree.methods import Drafting
+from dominotree.pair import Pair
+
+BUDGETS = (4, 8, 16, 32)
+WIDTHS = (16, 64, 256)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A way to decode."""
+
+    drafting: Drafting
+    threads: int
+
+    def __str__(self) -> str:
+        d = self.drafting
+        parts = [d.method, f"{self.threads} threads"]
+        if d.kind.shape == "tree":
+            parts[1:1] = [f"budget {d.budget}", f"candidates {d.candidates}"]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A setup's tokens/s on each prompt, and its mean tokens per round."""
+
+    setup: Setup
+    speeds: tuple[float, ...]
+    tau: float
+
+    @property
+    def speed(self) -> float:
+        """Mean tokens/s."""
+        return statistics.mean(self.speeds)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The fastest setup, plain decoding beside it, and everything that was measured, fastest first."""
+
+    best: Measured
+    plain: Measured
+    measured: tuple[Measured, ...]
+
+    @property
+    def speedup(self) -> float:
+        """The best setup's speed over plain decoding's."""
+        return self.best.speed / self.plain.speed
+
+    def flags(self) -> str:
+        """The best setup as options of the commands."""
+        d = self.best.setup.drafting
+        text = f"--method {d.method} --threads {self.best.setup.threads}"
+        return text if d.kind.shape != "tree" else f"{text} --budget {d.budget} --candidates {d.candidates}"
+
+
+def tune(
+    pair: Pair, prompts: Sequence[str], *, max_new_tokens: int = 64, tick: Callable[[str], None] = lambda _: None
+) -> Advice:
+    """Measures in three steps, each from the best of the step before: threads, then method and budget, then width.
+
+    Within a step setups take turns prompt by prompt in random order, so that drift is common to all. `tick` is told
+    what is measured next. Leaves the process with the best thread count.
+    """
+    cpus = usable_cpus()
+    threads = sorted({1, (cpus + 1) // 2, cpus})
+    drafts = pair.drafter is not None or pair.dflash_drafter is not None
+    trees = ["dominotree"] if pair.drafter is not None and pair.drafter.head is not None else ["ddtree"] if drafts else []
+    first = Drafting(trees[0] if trees else "ar")
+    rng = random.Random(0)
+
+    def run(setups: Sequence[Setup]) -> list[Measured]:
+        speeds: dict[Setup, list[float]] = {setup: [] for setup in setups}
+        taus: dict[Setup, list[float]] = {setup: [] for setup in setups}
+        for i, prompt in enumerate([prompts[0], *prompts]):
+            for setup in rng.sample(list(setups), len(setups)):
+                tick(str(setup))
+                set_threads(setup.threads)
+                d = setup.drafting
+                stats = pair.generate(
+                    prompt, method=d.method, budget=d.budget, candidates=d.candidates, max_new_tokens=max_new_tokens
+                ).stats
+                if i and stats.rounds:  # the first warms up
+                    speeds[setup].append(stats.tokens_per_s)
+                    taus[setup].append(stats.mean_accepted)
+        return sorted(
+            (Measured(s, tuple(speeds[s]), statistics.mean(taus[s])) for s in setups if speeds[s]),
+            key=lambda one: -one.speed,
+        )
+
+    everything = run([Setup(d, n) for n in threads for d in (Drafting("ar"), first)])
+    best = everything[0].setup.threads
+    if trees:
+        chains = ["domino"] if trees == ["dominotree"] else ["dflash"]
+        plans = [Drafting(t, b) for t in trees for b in BUDGETS] + [Drafting(c) for c in chains] + [Drafting("ar")]
+        everything = run([Setup(plan, best) for plan in plans])
+        top = everything[0].setup.drafting
+        if top.kind.shape == "tree" and top.kind.score != "base":
+            widths = [replace(top, candidates=width) for width in WIDTHS]
+            others = [one for one in everything if one.setup.drafting != top]
+            everything = sorted([*others, *run([Setup(plan, best) for plan in widths])], key=lambda one: -one.speed)
+    set_threads(everything[0].setup.threads)
+    plain = next(one for one in everything if one.setup.drafting.method == "ar")
+    return Advice(everything[0], plain, tuple(everything))

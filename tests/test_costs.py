@@ -1,0 +1,93 @@
+"""The cost profile: fit, interpolation, storage, and the methods that stand on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import OracleDrafter, tiny_drafter
+from targets.tiny import tiny_target
+
+from dominotree.adaptive import AdaptiveBudget
+from dominotree.calibration import Calibration
+from dominotree.costs import CostModel, fit_convex, measure
+from dominotree.decode import Decoder
+from dominotree.errors import InvalidRequest
+from dominotree.generation import Request
+from dominotree.methods import Drafting
+from dominotree.sampling import SamplingParams
+
+ROWS = [1, 2, 4, 8, 16]
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=5, max_size=5))
+@settings(deadline=None, max_examples=200)
+def test_the_fit_is_monotone_and_convex_whatever_was_measured(ms: list[float]) -> None:
+    fitted = fit_convex(ROWS, ms)
+    slopes = np.diff(fitted) / np.diff(ROWS)
+    assert np.all(slopes >= -1e-9)
+    assert np.all(np.diff(slopes) >= -1e-7)
+
+
+def test_a_curve_that_is_convex_already_is_kept() -> None:
+    curve = [5.0, 5.1, 5.4, 6.4, 9.0]
+    np.testing.assert_allclose(fit_convex(ROWS, curve), curve, atol=1e-9)
+
+
+def model(slope: float = 1.0) -> CostModel:
+    curves = [[10 + slope * (r - 1) for r in ROWS], [20 + slope * (r - 1) for r in ROWS]]
+    return CostModel({}, [100, 200], ROWS, curves, [2.0, 4.0], [1.0, 1.0, 1.0, 1.0, 1.0], 0.5, curves)
+
+
+def test_costs_are_linear_between_and_beyond_the_samples_and_clamped_in_context() -> None:
+    np.testing.assert_allclose(model().verify(20, 100), 10 + np.arange(20))
+    np.testing.assert_allclose(model().verify(3, 150), 15 + np.arange(3))
+    for context, edge in ((1, 100), (10_000, 200)):
+        np.testing.assert_allclose(model().round(5, context), model().round(5, edge))
+    np.testing.assert_allclose(model().round(2, 100), np.array([10, 11, 12]) + 2 + 1 + 0.5)
+
+
+def test_a_profile_is_kept_and_read_again_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
+    model().save(tmp_path / "p.json")
+    assert CostModel.load(tmp_path / "p.json") == model()
+    (tmp_path / "q.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="dominotree profile"):
+        CostModel.load(tmp_path / "q.json")
+
+
+def test_measuring_a_tiny_pair_gives_a_usable_profile() -> None:
+    target = tiny_target("llama")
+    ticks = []
+    costs = measure("tiny", target, tiny_drafter(target), contexts=[16, 64], rows=[1, 3, 9], repeats=2, tick=lambda: ticks.append(1))
+    assert len(ticks) == 2 * 3 * 2
+    assert np.all(np.diff(costs.round(30, 40)) >= -1e-9)
+    assert np.all(costs.round(30, 40) > 0)
+
+
+@pytest.mark.parametrize("method", ["caddtree", "condadaptive", "adaptive"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_budgets_change_the_size_of_trees_and_never_the_answer(method: str, temperature: float) -> None:
+    target = tiny_target("llama")
+    prompt = [5, 9, 33, 2, 61]
+    params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=60, ignore_eos=True)
+    plain = Decoder(target, context=128).run([Request(prompt, params, Drafting("ar"))])[0]
+    sizes = []
+    for slope in (0.0, 0.2, 50.0):
+        oracle = OracleDrafter(target, [plain.tokens], right=0.7, sibling=0.2, wrong=0.1)
+        adaptive = AdaptiveBudget(replace(model(slope)), Calibration.fresh(oracle.draft_length))
+        decoder = Decoder(target, oracle, context=128, max_nodes=64, adaptive=adaptive)
+        got = decoder.run([Request(prompt, params, Drafting(method))])[0]
+        assert got.tokens == plain.tokens
+        sizes.append(got.stats.nodes / got.stats.rounds)
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert sizes[2] < 1
+
+
+def test_without_a_profile_the_methods_say_what_to_run() -> None:
+    target = tiny_target("llama")
+    with pytest.raises(InvalidRequest, match="dominotree profile"):
+        Decoder(target, tiny_drafter(target), max_nodes=64).add(Request([1], drafting=Drafting("adaptive")))
