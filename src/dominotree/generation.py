@@ -102,6 +102,9 @@ class Generation:
         params = request.sampling
         if params.stop and codec is None:
             raise InvalidRequest("stop strings need a tokenizer; use stop_token_ids")
+        beyond = next((t for t in params.stop_token_ids if t >= vocab_size), None)
+        if beyond is not None:
+            raise InvalidRequest(f"stop_token_ids names {beyond}; ids from 0 to {vocab_size - 1} are expected")
         self.tokens = prompt
         self.sampler = Sampler(params, prompt, vocab_size)
         self.stats = Stats(prompt_tokens=len(prompt))
@@ -111,6 +114,8 @@ class Generation:
         self.prefilled = 0
         self._limit = min(len(prompt) + params.max_new_tokens, context)
         self._stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
+        if codec is not None:  # a special token never shows in the text, so its name is looked for as a token
+            self._stop_ids |= {token for stop in params.stop if (token := codec.special_id(stop)) is not None}
         self._text = None if codec is None else TextStream(codec, params.stop)
         self._decoding_since = 0.0
 

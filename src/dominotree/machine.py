@@ -35,8 +35,8 @@ def set_threads(threads: int | None) -> int:
         if "OMP_NUM_THREADS" in os.environ:
             return torch.get_num_threads()
         threads = usable_cpus()
-    if threads < 1:
-        raise InvalidRequest(f"threads is {threads}; a positive integer is expected")
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        raise InvalidRequest(f"threads is {threads!r}; a positive integer is expected")
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     return threads
@@ -63,8 +63,9 @@ def cpu_name() -> str:
     )
 
 
-def parse_device(name: str) -> torch.device:
+def parse_device(name: str | torch.device) -> torch.device:
     """`auto`, `cpu`, `cuda`, `cuda:1`, ...; raises `InvalidRequest` for one that is not there."""
+    name = str(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")

@@ -69,6 +69,7 @@ class TextIterator:
     def __init__(self, generations: Iterator[Generation], pair: Pair) -> None:
         self._generations, self._pair = generations, pair
         self._output: Output | None = None
+        self._pieces: Iterator[str] | None = None
 
     def __iter__(self) -> Iterator[str]:
         last = None
@@ -82,6 +83,11 @@ class TextIterator:
         if last is not None and last.finished:
             self._output = Output.of(last)
             self._pair._judge(self._output)
+
+    def __next__(self) -> str:
+        if self._pieces is None:
+            self._pieces = iter(self)
+        return next(self._pieces)
 
     def close(self) -> None:
         """Ends an answer that is not to be read further, so that its slot is free at once."""
@@ -114,6 +120,9 @@ class Pair:
 
         `context` bounds prompt and answer together; None: what the target was made for.
         """
+        for field, value in (("context", context), ("max_batch", max_batch)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise InvalidRequest(f"{field} is {value!r}; an integer is expected")
         if context is not None and context < 2:
             raise InvalidRequest(f"context is {context}; at least 2 tokens are expected")
         if context is not None and context > target.max_positions:
@@ -169,12 +178,17 @@ class Pair:
 
     def stream(self, prompt: Prompt, **options: Any) -> TextIterator:
         """The answer to one prompt, piece by piece; options as for `generate`."""
+        if is_batch(prompt):
+            raise InvalidRequest("stream takes one prompt; use generate for a list of them")
         sampling, drafting, form = self._options(options)
         request = Request(self.prompt_ids(prompt, **form), sampling, drafting)
         return TextIterator(self.decoder([request]).stream(request), self)
 
     def chat(self, *, system: str | None = None, **options: Any) -> Chat:
-        """A conversation that keeps what it has encoded; options as for `generate`."""
+        """A conversation that keeps what it has encoded; options as for `generate`, but for `raw`."""
+        _, _, form = self._options(options)
+        if form:
+            raise InvalidRequest(f"{next(iter(form))} has no effect in a chat; leave it out")
         return Chat(self, system, options)
 
     def prompt_ids(self, prompt: Prompt, *, raw: bool = False, system: str | None = None) -> list[int]:
@@ -259,6 +273,8 @@ class Pair:
             noise_aware=options.pop("noise_aware", False),
         )
         sampling = options.pop("sampling", None) or SamplingParams()
+        if not isinstance(sampling, SamplingParams):
+            raise InvalidRequest(f"sampling is a {type(sampling).__name__}; a SamplingParams is expected")
         unknown = sorted(set(options) - set(SamplingParams.__dataclass_fields__))
         if unknown:
             raise InvalidRequest(
@@ -272,17 +288,20 @@ class Pair:
         stats = output.stats
         if (
             output.method != "ar"
-            and stats.rounds >= _ROUNDS_TO_JUDGE
+            and stats.nodes >= stats.rounds >= _ROUNDS_TO_JUDGE
             and stats.mean_accepted < _NIL_ACCEPTANCE
         ):
             self._say(
                 f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): "
-                "the output is correct but drafting only costs time; check that it was made for this target, or use method ar"
+                "the output is correct but drafting only costs time; "
+                "check that it was made for this target, or use method ar",
+                once="acceptance",
             )
 
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _say(self, text: str, *, once: str = "") -> None:
+        """Warns, once for each text, or for each `once` where texts of a kind differ."""
+        if (once or text) not in self._said:
+            self._said.add(once or text)
             log.warning(text)
 
 
@@ -379,6 +398,9 @@ def _load_drafter(name: str | None, target: Target, codec: TextCodec, progress: 
         return None
     folder: Path = hub.resolve_drafter(name, progress=progress)
     config, tensors = read_checkpoint(folder)
+    stored = tensors["fc.weight"].dtype
+    if stored != target.dtype:
+        log.info(f"the drafter's {stored} weights are used in the target's {target.dtype}")
     check_fits_target(
         config,
         hidden_size=target.hidden_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -71,6 +72,16 @@ class TextCodec:
         """Tokens that the tokenizer knows, added ones included."""
         return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the special tokens, which are no part of any text."""
+        return frozenset(i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token written `text`; None where there is none."""
+        token = self.tokenizer.token_to_id(text)
+        return token if token in self.special_ids else None
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with the tokens that the tokenizer itself puts around it."""
         return list(self.tokenizer.encode(text).ids)
@@ -102,6 +113,7 @@ class TextCodec:
                 or "content" not in message
             ):
                 raise InvalidRequest(f"message {message!r} is not a dict with 'role' and 'content'")
+        messages = [{**message, "content": _content(message)} for message in messages]
         if not messages:
             raise InvalidRequest("the conversation is empty; give at least one message")
 
@@ -115,12 +127,25 @@ class TextCodec:
         environment.filters["tojson"] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
         given = {"enable_thinking": False, "add_generation_prompt": True, **self._special, **variables}
         try:
-            return environment.from_string(self.template).render(messages=list(messages), **given)
-        except TemplateError as error:
+            return environment.from_string(self.template).render(messages=messages, **given)
+        except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
 
     def prompt_ids(self, prompt: Prompt, *, raw: bool = False, system: str | None = None) -> list[int]:
-        """Token ids of any prompt: a str is one chat turn unless `raw`, a list of dicts a conversation."""
+        """Token ids of any prompt: a str is one chat turn unless `raw`, a list of dicts a conversation.
+
+        Raises `InvalidRequest` for what is no prompt, and for options that could have no effect on it.
+        """
+        if not isinstance(prompt, (str, list, tuple)):
+            raise InvalidRequest(
+                f"the prompt is a {type(prompt).__name__}; a str, a list of messages or a list of token ids "
+                "is expected"
+            )
+        is_chat = not raw and not is_token_ids(prompt)
+        if system is not None and not is_chat:
+            raise InvalidRequest("a system message has no effect on raw text or token ids; leave it out")
+        if raw and not (isinstance(prompt, str) or is_token_ids(prompt)):
+            raise InvalidRequest("raw has no effect on a conversation; give plain text, or leave raw out")
         if isinstance(prompt, str):
             ids = (
                 self.encode(prompt)
@@ -130,7 +155,7 @@ class TextCodec:
         elif is_token_ids(prompt):
             ids = [int(token) for token in cast("Sequence[int]", prompt)]
         else:
-            ids = self.chat(_with_system(list(prompt), system))  # type: ignore[arg-type]
+            ids = self.chat(_with_system(list(cast("Sequence[Message]", prompt)), system))
         if not ids:
             ids = self._opening()
         return ids
@@ -153,6 +178,18 @@ def is_token_ids(prompt: object) -> bool:
     )
 
 
+def _content(message: Message) -> Any:
+    """A message's text, text parts joined; None stays where the message calls tools instead of saying something."""
+    content = message["content"]
+    if isinstance(content, str) or (content is None and message.get("tool_calls")):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        kinds = {part.get("type") for part in content} - {"text"}
+        if not kinds and all(isinstance(part.get("text"), str) for part in content):
+            return "".join(part["text"] for part in content)
+    raise InvalidRequest(f"content {content!r} of a message is neither text nor a list of text parts")
+
+
 def _with_system(messages: list[Message], system: str | None) -> list[Message]:
     return messages if system is None else [{"role": "system", "content": system}, *messages]
 
@@ -165,7 +202,7 @@ class TextStream:
 
     def __init__(self, codec: TextCodec, stop: Sequence[str] = ()) -> None:
         self._codec, self._stop = codec, tuple(stop)
-        self._ids: list[int] = []
+        self._ids: list[int] = []  # without special tokens: a window of text may not begin with one
         self._settled = 0  # tokens whose text is complete
         self._window = 0  # first token of the text that `_shown` counts in; a few tokens before `_settled`
         self._before = ""  # text of the window's settled tokens
@@ -180,26 +217,24 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         """Adds a token; True once the text contains a stop string, which is dropped with all behind it."""
+        if token in self._codec.special_ids:
+            return self.stopped
         self._ids.append(token)
         piece = self._codec.decode(self._ids[self._window :])[len(self._before) :]
         whole = piece.rstrip(_REPLACEMENT)
-        known = len(self._text)
-        if whole == piece:
-            self._add(piece)
+        if whole and whole == piece:
             self._window, self._settled = self._settled, len(self._ids)
             self._before = self._codec.decode(self._ids[self._window :])
-        elif whole:
-            self._add(whole)
+        else:
             self._before += whole
-        return self._cut(known)
+        return self._add(whole)
 
     def finish(self) -> None:
         """No more tokens: characters left incomplete appear as the one-shot decoding shows them."""
         if not self.stopped:
-            known = len(self._text)
-            self._add(self._codec.decode(self._ids[self._window :])[len(self._before) :])
-            self._before = self._codec.decode(self._ids[self._window :])
-            self._cut(known)
+            decoded = self._codec.decode(self._ids[self._window :])
+            piece, self._before = decoded[len(self._before) :], decoded
+            self._add(piece)
 
     def take(self, *, final: bool = False) -> str:
         """The text since the last call; while running, what may begin a stop string is held back."""
@@ -207,14 +242,13 @@ class TextStream:
         piece, self._taken = self._text[self._taken : end], max(self._taken, end)
         return piece
 
-    def _add(self, piece: str) -> None:
-        self._text += piece
-
-    def _cut(self, known: int) -> bool:
-        for text in self._stop:
-            at = self._text.find(text, max(0, known - len(text) + 1))
-            if at >= 0:
-                self._text, self.stopped = self._text[:at], True
+    def _add(self, piece: str) -> bool:
+        """Appends, and cuts at the stop string that is complete first (of several the longest)."""
+        known, text = len(self._text), self._text + piece
+        starts = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stop]
+        found = [(at + len(stop), at) for at, stop in starts if at >= 0]
+        self._text = text[: min(found)[1]] if found else text
+        self.stopped = self.stopped or bool(found)
         return self.stopped
 
     def _held(self) -> int:

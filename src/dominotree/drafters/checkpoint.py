@@ -130,6 +130,8 @@ def check_fits_target(
     if config.mask_token_id >= vocab_size:
         raise _misfit("mask_token_id", config.mask_token_id, f"a vocabulary of {vocab_size} tokens")
     if draft_tokens is not None:
+        if int(draft_tokens.max()) >= vocab_size:
+            raise _misfit("d2t", f"up to token {int(draft_tokens.max())}", f"a vocabulary of {vocab_size} tokens")
         left_out = sorted(set(stop_token_ids) - set(draft_tokens.tolist()))
         if left_out:
             raise InvalidCheckpoint(

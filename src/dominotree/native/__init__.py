@@ -69,11 +69,27 @@ def _compiler() -> str | None:
     return next((path for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (path := shutil.which(name))), None)
 
 
-def _build(compiler: str) -> Path:
-    """The shared library for this source, compiler and processor; built at most once, atomically."""
+def _open(compiler: str) -> ctypes.CDLL:
+    """The kernels out of the cache, built again where they are damaged; for this process alone without a cache."""
+    try:
+        library = _build(compiler, cache_dir() / "native")
+        try:
+            return ctypes.CDLL(str(library))
+        except OSError:
+            library.unlink()
+            return ctypes.CDLL(str(_build(compiler, library.parent)))
+    except OSError:  # read-only or full
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            return ctypes.CDLL(str(_build(compiler, Path(folder))))
+
+
+def _build(compiler: str, folder: Path) -> Path:
+    """The shared library for this source, compiler and processor in `folder`; built at most once, atomically.
+
+    Raises `SubprocessError` when the compiler fails and `OSError` when the folder cannot be used.
+    """
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     key = hashlib.sha256("\0".join((_SOURCE.read_text(), version, platform.machine(), _processor(), *_FLAGS)).encode())
-    folder = cache_dir() / "native"
     library = folder / f"kernels-{key.hexdigest()[:16]}.so"
     if library.exists():
         return library
@@ -83,9 +99,12 @@ def _build(compiler: str) -> Path:
         for threads in (("-fopenmp",), ()):
             done = subprocess.run([compiler, *_FLAGS, *threads, str(_SOURCE), "-o", str(out), "-lm"], capture_output=True, text=True)
             if done.returncode == 0:
+                with out.open("rb") as written:
+                    os.fsync(written.fileno())  # loading a file cut short by a power failure kills the process
                 out.replace(library)
                 return library
-    raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{compiler} failed")
+    said = done.stderr.strip().splitlines()
+    raise subprocess.SubprocessError(said[-1] if said else f"{compiler} failed")
 
 
 def _processor() -> str:
@@ -105,7 +124,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if compiler is None:
         return None, "no C compiler found (cc, gcc or clang)"
     try:
-        library = ctypes.CDLL(str(_build(compiler)))
+        library = _open(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"the C kernels did not build: {error}"
     library.dt_attend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]

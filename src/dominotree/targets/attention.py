@@ -139,7 +139,7 @@ class TorchAttention:
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         # [slots, heads, width, head_dim] x [slots, kv_heads, length, head_dim]; a cache may be wider than its model
-        out = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=self._mask, enable_gqa=True)
+        out: torch.Tensor = F.scaled_dot_product_attention(q.to(k.dtype), k, v, attn_mask=self._mask, enable_gqa=True)
         return out.to(q.dtype)
 
 
