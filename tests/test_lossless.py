@@ -62,7 +62,8 @@ def test_every_method_equals_plain_decoding(method: str, dtype: torch.dtype) -> 
         oracle = OracleDrafter(target, references, right=weights[0], sibling=weights[1], wrong=weights[2], seed=trial, **shape)
         for drafter in (oracle, tiny_drafter(target, seed=trial, draft_vocab=rng.choice([None, 40]), **shape)):
             budget, width = rng.choice([0, 1, 4, 16, 40]), rng.choice([1, 8, 64, 0])
-            drafting = Drafting(method, budget, width, rng.choice([None, 2]), noise_aware=rng.random() < 0.5)
+            drafting = Drafting(method, budget, width, rng.choice([None, 2]), noise_aware=rng.random() < 0.5,
+                sampled_candidates=rng.random() < 0.2, reference_builder=rng.random() < 0.2)
             decoder = Decoder(target, drafter, slots=3, context=256, max_nodes=64)
             together = decoder.run([Request(prompt, sampling, drafting) for prompt in batch])
             assert [g.tokens for g in together] == references, (variant, trial, sampling, drafting)

@@ -8,11 +8,12 @@ from typing import Literal
 
 import torch
 
-from dominotree.drafters.coupling import Noise, couple
+from dominotree.drafters.coupling import Noise, couple, sample_candidates
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.tree.batched import build
 from dominotree.tree.chain import base_chain, corrected_chain
+from dominotree.tree.reference import build_reference
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, Scorer, StaticScorer
 from dominotree.tree.tree import Trees
 
@@ -76,6 +77,10 @@ class Drafting:
     node_topk: int | None = None
     noise_aware: bool = False
     """Rank candidates with the noise of the target's own draws (temperature above 0); never changes the output."""
+    sampled_candidates: bool = False
+    """Ablation: candidates are drawn from the draft distribution, in place of its likeliest tokens."""
+    reference_builder: bool = False
+    """Ablation: trees come from the plain heap."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -132,9 +137,12 @@ def grow(
         base, scale = couple(draft.base, noise, drafter.token_ids)
         draft = replace(draft, base=base)
     kind = drafting.kind
+    if drafting.sampled_candidates:
+        draft = replace(draft, base=sample_candidates(draft.base, drafting.candidates))
     if kind.shape == "tree":
         scorer = score(drafting, drafter, draft, scale)
-        return build(scorer, drafting.most_nodes, node_topk=drafting.node_topk, max_depth=max_depth)
+        builder = build_reference if drafting.reference_builder else build
+        return builder(scorer, drafting.most_nodes, node_topk=drafting.node_topk, max_depth=max_depth)
     if kind.score == "base":
         return base_chain(draft.base, d2t=drafter.d2t, max_depth=max_depth)
     assert drafter.head is not None

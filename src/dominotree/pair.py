@@ -21,7 +21,7 @@ from dominotree.drafters.dflash import Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.generation import FinishReason, Generation, Request, Stats
 from dominotree.machine import parse_device, parse_dtype, set_threads
-from dominotree.methods import DEFAULT_CANDIDATES, METHODS, Drafting
+from dominotree.methods import METHODS, Drafting
 from dominotree.sampling import SamplingParams, TokenLogprobs
 from dominotree.targets.base import Target
 from dominotree.targets.load import load_target
@@ -265,22 +265,17 @@ class Pair:
     def _options(self, options: dict[str, Any]) -> tuple[SamplingParams, Drafting, dict[str, Any]]:
         options = dict(options)
         form: dict[str, Any] = {name: options.pop(name) for name in ("raw", "system") if name in options}
-        drafting = Drafting(
-            method=options.pop("method", None) or self.default_method,
-            budget=options.pop("budget", None),
-            candidates=options.pop("candidates", DEFAULT_CANDIDATES),
-            node_topk=options.pop("node_topk", None),
-            noise_aware=options.pop("noise_aware", False),
-        )
+        chosen = {name: options.pop(name) for name in Drafting.__dataclass_fields__ if name in options}
+        drafting = Drafting(**{**chosen, "method": chosen.get("method") or self.default_method})
         sampling = options.pop("sampling", None) or SamplingParams()
         if not isinstance(sampling, SamplingParams):
             raise InvalidRequest(f"sampling is a {type(sampling).__name__}; a SamplingParams is expected")
         unknown = sorted(set(options) - set(SamplingParams.__dataclass_fields__))
         if unknown:
             raise InvalidRequest(
-                f"option {unknown[0]!r} is unknown; method, budget, candidates, node_topk, noise_aware, "
-                "sampling, system, raw or a "
-                f"field of SamplingParams ({', '.join(SamplingParams.__dataclass_fields__)}) is expected"
+                f"option {unknown[0]!r} is unknown; sampling, system, raw, a field of Drafting "
+                f"({', '.join(Drafting.__dataclass_fields__)}) or one of SamplingParams "
+                f"({', '.join(SamplingParams.__dataclass_fields__)}) is expected"
             )
         return replace(sampling, **options), drafting, form
 

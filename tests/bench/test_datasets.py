@@ -89,12 +89,12 @@ def test_unknown_sets_are_refused_before_anything_is_fetched(names: list[str], s
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="holds no .jsonl"):
+    with pytest.raises(InvalidRequest, match=r"holds no \.jsonl"):
         load_sets(data=tmp_path)
     data = written(tmp_path, empty="\n", one='{"turns": ["x"]}')
     with pytest.raises(InvalidRequest, match=r"empty.jsonl holds no prompt"):
         load_sets(["empty"], data=data)
-    with pytest.raises(InvalidRequest, match="'two' has no file two.jsonl in .*; sets there: empty, one"):
+    with pytest.raises(InvalidRequest, match=r"'two' has no file two\.jsonl in .*; sets there: empty, one"):
         load_sets(["two"], data=data)
     with pytest.raises(InvalidRequest, match="does not exist"):
         load_sets(data=tmp_path / "nowhere")

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import tiny_drafter
-from targets.tiny import tiny_target
 
 from dominotree.bench.lossless import Difference, common_length, decision_scores, first_difference
 from dominotree.errors import InvalidRequest
 from dominotree.methods import Drafting
 from dominotree.pair import Output, Pair
 from dominotree.sampling import Sampler, SamplingParams
+from oracle import tiny_drafter
+from targets.tiny import tiny_target
 
 PROMPT = [5, 9, 33, 2, 61]
 
@@ -123,7 +123,7 @@ def test_a_forged_near_tie_is_a_tie_within_the_rounding_measured_there() -> None
 def test_a_token_far_below_a_near_tie_is_still_a_bug() -> None:
     """The margin there is tiny, but the token that came out is neither of the two."""
     pair = make_pair(exact=False, dtype=torch.bfloat16, scale=1.5)
-    prompt, plain, position, other = near_ties(pair, params())[0]
+    prompt, plain, position, _ = near_ties(pair, params())[0]
     rows = [torch.zeros(96)]
 
     def look(tokens: Any, logits: torch.Tensor) -> torch.Tensor:

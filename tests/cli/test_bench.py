@@ -149,7 +149,7 @@ def test_prompts_beyond_the_context_are_counted(measure: Run) -> None:
         (("--sets", "gsm9k"), "set 'gsm9k' is unknown"),
         (("--data", "nowhere"), "the folder nowhere does not exist"),
         (("--noise-aware", "maybe"), "--noise-aware is 'maybe'; off, on, both"),
-        (("--noise-aware", "on"), "above 0 for noise-aware"),
+        (("--noise-aware", "on"), "name a temperature above 0"),
         (("--methods", "ar,ddtree"), "method ddtree needs a DFlash drafter"),
         (("--drafter", "none"), "needs a drafter"),
     ],

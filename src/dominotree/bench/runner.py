@@ -89,8 +89,10 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.setups:
             raise InvalidRequest("no method is named; at least one is expected")
-        if not self.units:
-            raise InvalidRequest("no temperature is named; one is expected, above 0 for noise-aware drafting")
+        if not self.temperatures:
+            raise InvalidRequest("no temperature is named; at least one is expected")
+        if any(setup.drafting.noise_aware for setup in self.setups) and not any(self.temperatures):
+            raise InvalidRequest("noise-aware drafting needs draws; name a temperature above 0")
         if not self.run:
             raise InvalidRequest("the run's name is empty; give one (--run)")
         for temperature in self.temperatures:

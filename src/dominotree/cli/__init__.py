@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dominotree import __version__
-from dominotree.cli import chat, demo, generate, methods, profile, report, tune
+from dominotree.cli import bench, chat, demo, generate, methods, profile, report, tune
 from dominotree.cli.common import OneLineErrors
 
 app = typer.Typer(
@@ -47,6 +47,7 @@ app.command("chat")(chat.chat)
 app.command("methods")(methods.methods)
 app.command("profile")(profile.profile)
 app.command("tune")(tune.tune)
+app.command("bench")(bench.bench)
 app.command("report")(report.report)
 if find_spec("dominotree.cli.train") is not None:
     app.add_typer(import_module("dominotree.cli.train").app, name="train")

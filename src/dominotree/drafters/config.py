@@ -294,15 +294,17 @@ def _layer_ids(fields: _Fields, num_target_layers: int | None, num_draft_layers:
 
 
 def _rope_theta(fields: _Fields) -> float:
-    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise _bad("rope_parameters", rope, "an object")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise UnsupportedModel(
-            f"The drafter's rope_type is {kind!r}, expected 'default': use another drafter."
-        )
-    theta = rope.get("rope_theta", fields.get("rope_theta"))
+    theta = fields.get("rope_theta")
+    for field in ("rope_scaling", "rope_parameters"):
+        rope = fields.get(field, {})
+        if not isinstance(rope, Mapping):
+            raise _bad(field, rope, "an object")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            raise UnsupportedModel(
+                f"The drafter's rope_type is {kind!r}, expected 'default': use another drafter."
+            )
+        theta = rope.get("rope_theta", theta)
     if theta is None:
         raise InvalidCheckpoint(
             "Drafter config: rope_theta is missing, also in rope_parameters: correct config.json."

@@ -47,3 +47,19 @@ def couple(
             drawn = gumbel_noise(known.seed, range(known.position, known.position + depths), ids)
             coupled[row] = base[row] * scale[row] + TRUST * known.temperature * drawn.to(base.dtype)
     return coupled, scale
+
+
+def sample_candidates(base: torch.Tensor, width: int) -> torch.Tensor:
+    """Base logits `[batch, K, V']` of `width` tokens a depth drawn without replacement from the draft distribution.
+
+    All others become -inf; a width of 0 keeps all. The draws come from a generator of their own, keyed by the logits,
+    so that torch's is left alone and a run can be repeated.
+    """
+    vocab = base.shape[-1]
+    if not 0 < width < vocab:
+        return base
+    key = int(base.double().sum().abs().mul(1e6).remainder(2**31))
+    ids = torch.arange(vocab, device=base.device)
+    drawn = [gumbel_noise(key, range(depth * 1000, depth * 1000 + base.shape[0]), ids) for depth in range(base.shape[1])]
+    kept = (base + torch.stack(drawn, dim=1).to(base.dtype)).topk(width, dim=-1).indices
+    return torch.full_like(base, -torch.inf).scatter(-1, kept, base.gather(-1, kept))

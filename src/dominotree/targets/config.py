@@ -15,6 +15,10 @@ from dominotree.errors import UnsupportedModel
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,10 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary settings in one form: `{"rope_type", "rope_theta", ...}`, from either way configs spell them."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    both = [config[field] for field in ("rope_parameters", "rope_scaling") if config.get(field)]
+    if len(both) == 2 and both[0] != both[1]:
+        raise UnsupportedModel(f"rope_parameters {both[0]} and rope_scaling {both[1]} contradict each other; keep one")
+    rope = dict(both[0]) if both else {}
     rope["rope_type"] = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     rope.pop("type", None)
     rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
@@ -127,6 +134,9 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     rope["max_position_embeddings"] = config.get("max_position_embeddings", 2048)
     if rope["rope_type"] not in ROPE_TYPES:
         raise UnsupportedModel(f"rope_type {rope['rope_type']!r} is not one of {', '.join(ROPE_TYPES)}")
+    for field in _ROPE_NEEDS.get(rope["rope_type"], ()):
+        if not isinstance(rope.get(field), (int, float)):
+            raise UnsupportedModel(f"rope_type {rope['rope_type']!r} needs a number as {field}, not {rope.get(field)!r}")
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if float(partial) != 1.0:
         raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; 1.0 is expected")
