@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Two processes of one thread each: tiny models gain nothing from threads, and threads that wait spin.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 NEEDS := pyproject.toml constraints.txt
 
 .PHONY: demo test test-all lint build clean
@@ -13,10 +15,10 @@ demo: $(VENV)/.installed
 	@$(BIN)/dominotree demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from drafters.synthetic import tiny_config, tiny_tensors
 
+from dominotree.costs import CostModel
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.targets.base import Target
 from dominotree.targets.cache import SlotCache
@@ -60,3 +61,10 @@ class OracleDrafter(Drafter):
                 base[row, depth, token] = {"right": 9.0, "sibling": 7.5, "wrong": -9.0}[kind]
                 base[row, depth, other] = 7.0 if kind == "right" else 8.0
         return Draft(draft.roots, draft.hidden, base)
+
+
+def tiny_costs(slope: float = 1.0) -> CostModel:
+    """A cost profile by hand: 10 and 20 ms at contexts of 100 and 200, and `slope` ms a node."""
+    rows = [1, 2, 4, 8, 16]
+    curves = [[base + slope * (r - 1) for r in rows] for base in (10, 20)]
+    return CostModel({}, [100, 200], rows, curves, [2.0, 4.0], [1.0] * 5, 0.5, curves)

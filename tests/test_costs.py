@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import OracleDrafter, tiny_drafter
+from oracle import OracleDrafter, tiny_costs, tiny_drafter
 from targets.tiny import tiny_target
 
 from dominotree.adaptive import AdaptiveBudget
@@ -38,22 +37,17 @@ def test_a_curve_that_is_convex_already_is_kept() -> None:
     np.testing.assert_allclose(fit_convex(ROWS, curve), curve, atol=1e-9)
 
 
-def model(slope: float = 1.0) -> CostModel:
-    curves = [[10 + slope * (r - 1) for r in ROWS], [20 + slope * (r - 1) for r in ROWS]]
-    return CostModel({}, [100, 200], ROWS, curves, [2.0, 4.0], [1.0, 1.0, 1.0, 1.0, 1.0], 0.5, curves)
-
-
 def test_costs_are_linear_between_and_beyond_the_samples_and_clamped_in_context() -> None:
-    np.testing.assert_allclose(model().verify(20, 100), 10 + np.arange(20))
-    np.testing.assert_allclose(model().verify(3, 150), 15 + np.arange(3))
+    np.testing.assert_allclose(tiny_costs().verify(20, 100), 10 + np.arange(20))
+    np.testing.assert_allclose(tiny_costs().verify(3, 150), 15 + np.arange(3))
     for context, edge in ((1, 100), (10_000, 200)):
-        np.testing.assert_allclose(model().round(5, context), model().round(5, edge))
-    np.testing.assert_allclose(model().round(2, 100), np.array([10, 11, 12]) + 2 + 1 + 0.5)
+        np.testing.assert_allclose(tiny_costs().round(5, context), tiny_costs().round(5, edge))
+    np.testing.assert_allclose(tiny_costs().round(2, 100), np.array([10, 11, 12]) + 2 + 1 + 0.5)
 
 
 def test_a_profile_is_kept_and_read_again_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
-    model().save(tmp_path / "p.json")
-    assert CostModel.load(tmp_path / "p.json") == model()
+    tiny_costs().save(tmp_path / "p.json")
+    assert CostModel.load(tmp_path / "p.json") == tiny_costs()
     (tmp_path / "q.json").write_text("{}")
     with pytest.raises(InvalidRequest, match="dominotree profile"):
         CostModel.load(tmp_path / "q.json")
@@ -78,7 +72,7 @@ def test_budgets_change_the_size_of_trees_and_never_the_answer(method: str, temp
     sizes = []
     for slope in (0.0, 0.2, 50.0):
         oracle = OracleDrafter(target, [plain.tokens], right=0.7, sibling=0.2, wrong=0.1)
-        adaptive = AdaptiveBudget(replace(model(slope)), Calibration.fresh(oracle.draft_length))
+        adaptive = AdaptiveBudget(tiny_costs(slope), Calibration.fresh(oracle.draft_length))
         decoder = Decoder(target, oracle, context=128, max_nodes=64, adaptive=adaptive)
         got = decoder.run([Request(prompt, params, Drafting(method))])[0]
         assert got.tokens == plain.tokens

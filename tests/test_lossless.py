@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import OracleDrafter, tiny_drafter
+from oracle import OracleDrafter, tiny_costs, tiny_drafter
 from targets.tiny import VARIANTS, tiny_model, tiny_target
 
 from dominotree import native
+from dominotree.adaptive import AdaptiveBudget
+from dominotree.calibration import Calibration
 from dominotree.decode import Decoder
 from dominotree.generation import Generation, Request
 from dominotree.methods import METHODS, Drafting
@@ -48,7 +50,7 @@ def exact_target(variant: str, dtype: torch.dtype, seed: int = 0):  # type: igno
 def test_every_method_equals_plain_decoding(method: str, dtype: torch.dtype) -> None:
     rng = random.Random(method)
     accepted = []
-    for trial in range(12):
+    for trial in range(8):
         variant = rng.choice(list(VARIANTS))
         target = exact_target(variant, dtype, seed=trial)
         sampling = SamplingParams(max_new_tokens=40, ignore_eos=True, **rng.choice(SAMPLINGS))
@@ -64,7 +66,8 @@ def test_every_method_equals_plain_decoding(method: str, dtype: torch.dtype) -> 
             budget, width = rng.choice([0, 1, 4, 16, 40]), rng.choice([1, 8, 64, 0])
             drafting = Drafting(method, budget, width, rng.choice([None, 2]), noise_aware=rng.random() < 0.5,
                 sampled_candidates=rng.random() < 0.2, reference_builder=rng.random() < 0.2)
-            decoder = Decoder(target, drafter, slots=3, context=256, max_nodes=64)
+            adaptive = AdaptiveBudget(tiny_costs(rng.choice([0.0, 0.3])), Calibration.fresh(drafter.draft_length))
+            decoder = Decoder(target, drafter, slots=3, context=256, max_nodes=64, adaptive=adaptive)
             together = decoder.run([Request(prompt, sampling, drafting) for prompt in batch])
             assert [g.tokens for g in together] == references, (variant, trial, sampling, drafting)
             accepted += [g.stats.mean_accepted for g in together]
@@ -96,7 +99,8 @@ def test_a_batch_with_mixed_requests_gives_each_its_own_answer(temperature: floa
         sampling = SamplingParams(temperature=temperature, seed=i, max_new_tokens=rng.randint(1, 40), ignore_eos=True)
         method = rng.choice(list(METHODS))
         requests.append(Request(prompt, sampling, Drafting(method, rng.choice([1, 4, 16]))))
-    together = Decoder(target, drafter, slots=3, context=128).run(requests)
+    adaptive = AdaptiveBudget(tiny_costs(), Calibration.fresh(drafter.draft_length))
+    together = Decoder(target, drafter, slots=3, context=128, adaptive=adaptive).run(requests)
     for request, generation in zip(requests, together, strict=True):
         assert generation.tokens == plain(target, list(request.prompt), request.sampling).tokens
 

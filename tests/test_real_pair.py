@@ -11,6 +11,7 @@ import torch
 
 import dominotree as dt
 from dominotree import native
+from dominotree.costs import measure
 from dominotree.methods import METHODS
 from dominotree.targets.rows import Segment
 
@@ -83,10 +84,17 @@ def test_the_drafter_is_worth_its_passes(pairs: dict[str, dt.Pair]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_every_method_equals_plain_decoding_on_twenty_prompts(pairs: dict[str, dt.Pair], dtype: str, temperature: float) -> None:
+def test_every_method_equals_plain_decoding_on_twenty_prompts(
+    pairs: dict[str, dt.Pair], dtype: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = load(pairs, dtype)
+    costs = measure(pair.name, pair.target, pair.drafter, contexts=[64, 256], rows=[1, 9, 33], repeats=1)
+    monkeypatch.setattr("dominotree.pair.find_profile", lambda *_: costs)
+    pair._decoders.clear()
     texts, options = prompts(20), {"temperature": temperature, "seed": 5, "max_new_tokens": 128}
     plain = [o.token_ids for o in pair.generate(texts, method="ar", **options)]
     for method in METHODS:
-        if method != "ar":
-            assert [o.token_ids for o in pair.generate(texts, method=method, **options)] == plain, method
+        for noise_aware in {False, temperature > 0}:
+            if method != "ar":
+                outputs = pair.generate(texts, method=method, noise_aware=noise_aware, **options)
+                assert [o.token_ids for o in outputs] == plain, (method, noise_aware)

@@ -83,7 +83,7 @@ def test_stop_strings_end_text_ids_and_logprobs_alike(target: DecoderTarget, sto
     assert len(out.token_ids) == out.stats.new_tokens == 1 + sum(out.stats.accepted)
     whole = CODEC.decode(out.token_ids)
     assert left is None or any(s in whole and s not in CODEC.decode(out.token_ids[:-1]) for s in stop)
-    assert max(out.stats.accepted, default=0) > 5 or len(out.token_ids) < 6
+    assert max(out.stats.accepted, default=0) >= min(10, len(out.token_ids) - 1)  # cut inside an accepted run
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -314,7 +314,9 @@ def test_a_conversation_whose_history_was_edited_answers_as_a_fresh_one(target: 
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}, "sliding_window"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding_window"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "contradict"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
