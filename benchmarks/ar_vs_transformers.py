@@ -1,6 +1,6 @@
 """Plain decoding, ours against transformers' own `generate`, on the default target: tokens/s in interleaved pairs.
 
-    python benchmarks/ar_vs_transformers.py --dtype bfloat16 --tokens 128 --repeats 5
+python benchmarks/ar_vs_transformers.py --dtype bfloat16 --tokens 128 --repeats 5
 """
 
 from __future__ import annotations

@@ -74,9 +74,7 @@ def main() -> None:
     make = random_round(args.batch, seed=0, peak=args.peak)
     with torch.inference_mode():
         scorer = make()
-        print(
-            f"batch {args.batch}, K {LEVELS}, M {WIDTH}, V' {VOCAB}, G {STATE}, E {RANK}, {args.pairs} pairs"
-        )
+        print(f"batch {args.batch}, K {LEVELS}, M {WIDTH}, V' {VOCAB}, G {STATE}, E {RANK}, {args.pairs} pairs")
         print("   n  depth   build ms  heap ms  ratio   round ms  heap ms  ratio")
         for n in (4, 8, 16, 32, 64, 128):
             depth = int(build(scorer, n).depth.max()) + 1

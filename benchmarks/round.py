@@ -1,6 +1,6 @@
-"""Where a round goes: milliseconds per stage, and the share outside model forwards (build, accept, commit, bookkeeping).
+"""Where a round goes: milliseconds per stage, and the share outside model forwards (build, commit, the rest).
 
-    python benchmarks/round.py --budget 16 --tokens 128
+python benchmarks/round.py --budget 16 --tokens 128
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def main() -> None:
             rows.append({"round": whole, **{name: ms / stats.rounds for name, ms in stats.stage_ms.items()}})
     median = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     outside = statistics.median(1 - (row["draft"] + row["verify"]) / row["round"] for row in rows)
-    print(f"{args.method} n={args.budget}, {pair.target.dtype}, threads {torch.get_num_threads()}, medians of {len(rows)} answers")
+    print(
+        f"{args.method} n={args.budget}, {pair.target.dtype}, threads {torch.get_num_threads()}, "
+        f"medians of {len(rows)} answers"
+    )
     print("  ".join(f"{name} {ms:.2f} ms" for name, ms in median.items()))
     print(f"outside model forwards: {100 * outside:.1f}% of a round")
 

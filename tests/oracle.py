@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 
 import torch
-from drafters.synthetic import tiny_config, tiny_tensors
 
 from dominotree.costs import CostModel
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.targets.base import Target
 from dominotree.targets.cache import SlotCache
+from drafters.synthetic import tiny_config, tiny_tensors
 
 
 def tiny_drafter(target: Target, *, seed: int = 0, **changes: object) -> Drafter:
@@ -38,7 +38,9 @@ class OracleDrafter(Drafter):
         seed: int = 0,
         **changes: object,
     ) -> None:
-        config = tiny_config(hidden=target.hidden_size, vocab=target.vocab_size, target_layers=target.num_layers, **changes)  # type: ignore[arg-type]
+        config = tiny_config(
+            hidden=target.hidden_size, vocab=target.vocab_size, target_layers=target.num_layers, **changes
+        )  # type: ignore[arg-type]
         tensors = tiny_tensors(config, seed=seed)
         if "embed_proj.2.weight" in tensors:
             tensors["embed_proj.2.weight"] = tensors["embed_proj.2.weight"] * 0.1

@@ -57,7 +57,12 @@ def test_it_is_kept_and_read_again(tmp_path: Path) -> None:
     again = Calibration.load(tmp_path / "a" / "c.json")
     np.testing.assert_array_equal(again.mean, calibration.mean)
     np.testing.assert_array_equal(again.precision, calibration.precision)
-    for text in ("", "{}", json.dumps({"mean": [[1]], "precision": []}), json.dumps({"mean": [[None, 1]], "precision": [[[1, 0], [0, 1]]]})):
+    for text in (
+        "",
+        "{}",
+        json.dumps({"mean": [[1]], "precision": []}),
+        json.dumps({"mean": [[None, 1]], "precision": [[[1, 0], [0, 1]]]}),
+    ):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(InvalidRequest, match="delete it"):
             Calibration.load(tmp_path / "bad.json")

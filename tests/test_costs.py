@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import OracleDrafter, tiny_costs, tiny_drafter
-from targets.tiny import tiny_target
 
 from dominotree.adaptive import AdaptiveBudget
 from dominotree.calibration import Calibration
@@ -19,6 +17,8 @@ from dominotree.errors import InvalidRequest
 from dominotree.generation import Request
 from dominotree.methods import Drafting
 from dominotree.sampling import SamplingParams
+from oracle import OracleDrafter, tiny_costs, tiny_drafter
+from targets.tiny import tiny_target
 
 ROWS = [1, 2, 4, 8, 16]
 
@@ -56,7 +56,9 @@ def test_a_profile_is_kept_and_read_again_and_nothing_else_is_taken_for_one(tmp_
 def test_measuring_a_tiny_pair_gives_a_usable_profile() -> None:
     target = tiny_target("llama")
     ticks = []
-    costs = measure("tiny", target, tiny_drafter(target), contexts=[16, 64], rows=[1, 3, 9], repeats=2, tick=lambda: ticks.append(1))
+    costs = measure(
+        "tiny", target, tiny_drafter(target), contexts=[16, 64], rows=[1, 3, 9], repeats=2, tick=lambda: ticks.append(1)
+    )
     assert len(ticks) == 2 * 3 * 2
     assert np.all(np.diff(costs.round(30, 40)) >= -1e-9)
     assert np.all(costs.round(30, 40) > 0)

@@ -6,14 +6,14 @@ import random
 
 import pytest
 import torch
-from oracle import OracleDrafter, tiny_drafter
-from targets.tiny import tiny_target
 
 from dominotree.decode import Decoder
 from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Request
 from dominotree.methods import Drafting
 from dominotree.sampling import SamplingParams
+from oracle import OracleDrafter, tiny_drafter
+from targets.tiny import tiny_target
 
 PROMPT = [5, 9, 33, 2, 61]
 
@@ -122,7 +122,9 @@ def test_one_decoder_serves_again_after_long_short_and_failed_requests(target) -
         raise RuntimeError("a processor's own fault")
 
     long, short = PROMPT * 20, PROMPT[:2]
-    expected = {len(p): Decoder(target, context=200).run([Request(p, params, Drafting("ar"))])[0].tokens for p in (long, short)}
+    expected = {
+        len(p): Decoder(target, context=200).run([Request(p, params, Drafting("ar"))])[0].tokens for p in (long, short)
+    }
     assert decoder.run([Request(long, params)])[0].tokens == expected[len(long)]
     with pytest.raises(RuntimeError):
         decoder.run([Request(long, SamplingParams(logits_processors=(explode,)))])

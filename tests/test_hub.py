@@ -88,9 +88,7 @@ def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_local_folder_is_itself(tmp_path: Path) -> None:
     whole = model_folder(tmp_path / "whole", "config.json", "model.safetensors")
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
-    sharded = model_folder(
-        tmp_path / "sharded", "config.json", "model-00001-of-00001.safetensors", index=index
-    )
+    sharded = model_folder(tmp_path / "sharded", "config.json", "model-00001-of-00001.safetensors", index=index)
     for folder in (whole, sharded):
         assert resolve_target(folder) == resolve_drafter(folder) == Path(folder)
 
@@ -121,12 +119,8 @@ def test_an_incomplete_or_pickled_folder_is_refused_by_name(
     assert words in one_line(caught)
 
 
-@pytest.mark.parametrize(
-    "name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "models/deep/nowhere", ".."]
-)
-def test_what_looks_like_a_path_must_exist(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "models/deep/nowhere", ".."])
+def test_what_looks_like_a_path_must_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     with pytest.raises(ModelNotFound) as caught:
@@ -175,9 +169,7 @@ def test_a_folder_that_happens_to_be_called_like_a_pair_is_no_model(
 # The hub
 
 
-def test_the_hub_is_asked_for_safetensors_and_text_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_asked_for_safetensors_and_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub.utils import filter_repo_objects
 
@@ -185,9 +177,7 @@ def test_the_hub_is_asked_for_safetensors_and_text_only(
     unwanted = ["modeling_x.py", "original/x.pth", "pytorch_model.bin", "a.pt", "onnx/m.onnx", "README.md"]
 
     def snapshot(repo: str, *, allow_patterns: list[str], ignore_patterns: list[str], **_: Any) -> str:
-        kept = filter_repo_objects(
-            wanted + unwanted, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-        )
+        kept = filter_repo_objects(wanted + unwanted, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
         assert sorted(kept) == wanted
         return model_folder(tmp_path / "snapshot", "config.json", "model.safetensors")
 
@@ -195,9 +185,7 @@ def test_the_hub_is_asked_for_safetensors_and_text_only(
     assert resolve_target("org/name") == tmp_path / "snapshot"
 
 
-def test_a_hub_model_with_only_pickle_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_model_with_only_pickle_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     folder = model_folder(tmp_path / "snapshot", "config.json")
@@ -260,9 +248,7 @@ def test_no_progress_means_silence(cache: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "older"])
-def test_a_damaged_default_target_is_made_anew(
-    cache: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
+def test_a_damaged_default_target_is_made_anew(cache: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
     folder = resolve_target(DEFAULT_PAIR)
     if damage == "missing":
         (folder / "tokenizer.json").unlink()
@@ -316,9 +302,7 @@ def _resolve_slowly(log: Path, barrier: Any, answers: Any) -> None:
 def test_two_processes_at_once_make_it_once(cache: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(2), context.Queue()
-    children = [
-        context.Process(target=_resolve_slowly, args=(tmp_path / "log", barrier, answers)) for _ in range(2)
-    ]
+    children = [context.Process(target=_resolve_slowly, args=(tmp_path / "log", barrier, answers)) for _ in range(2)]
     for child in children:
         child.start()
     assert [answers.get() for _ in children] == [cache / DEFAULT_PAIR] * 2

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import OracleDrafter, tiny_costs, tiny_drafter
-from targets.tiny import VARIANTS, tiny_model, tiny_target
 
 from dominotree import native
 from dominotree.adaptive import AdaptiveBudget
@@ -18,6 +16,8 @@ from dominotree.generation import Generation, Request
 from dominotree.methods import METHODS, Drafting
 from dominotree.sampling import SamplingParams
 from dominotree.targets.base import Target
+from oracle import OracleDrafter, tiny_costs, tiny_drafter
+from targets.tiny import VARIANTS, tiny_model, tiny_target
 
 SAMPLINGS: list[dict[str, Any]] = [
     {},
@@ -26,7 +26,13 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 1.3, "seed": 3, "top_p": 0.8, "min_p": 0.02},
     {"repetition_penalty": 1.3},
     {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-    {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2, "frequency_penalty": 0.4, "logit_bias": {5: 2.0, 7: -4.0}},
+    {
+        "temperature": 0.9,
+        "seed": 4,
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 0.4,
+        "logit_bias": {5: 2.0, 7: -4.0},
+    },
 ]
 
 
@@ -61,11 +67,20 @@ def test_every_method_equals_plain_decoding(method: str, dtype: torch.dtype) -> 
             shape["prefix_len"] = min(shape["prefix_len"], shape["block"] - 1)
         shape["prefix_len"] = min(shape["prefix_len"], shape["block"] - (0 if shape["shift_label"] else 1))
         weights = rng.choice([(1.0, 0.0, 0.0), (0.8, 0.2, 0.0), (0.6, 0.25, 0.15), (0.2, 0.6, 0.2)])
-        oracle = OracleDrafter(target, references, right=weights[0], sibling=weights[1], wrong=weights[2], seed=trial, **shape)
+        oracle = OracleDrafter(
+            target, references, right=weights[0], sibling=weights[1], wrong=weights[2], seed=trial, **shape
+        )
         for drafter in (oracle, tiny_drafter(target, seed=trial, draft_vocab=rng.choice([None, 40]), **shape)):
             budget, width = rng.choice([0, 1, 4, 16, 40]), rng.choice([1, 8, 64, 0])
-            drafting = Drafting(method, budget, width, rng.choice([None, 2]), noise_aware=rng.random() < 0.5,
-                sampled_candidates=rng.random() < 0.2, reference_builder=rng.random() < 0.2)
+            drafting = Drafting(
+                method,
+                budget,
+                width,
+                rng.choice([None, 2]),
+                noise_aware=rng.random() < 0.5,
+                sampled_candidates=rng.random() < 0.2,
+                reference_builder=rng.random() < 0.2,
+            )
             adaptive = AdaptiveBudget(tiny_costs(rng.choice([0.0, 0.3])), Calibration.fresh(drafter.draft_length))
             decoder = Decoder(target, drafter, slots=3, context=256, max_nodes=64, adaptive=adaptive)
             together = decoder.run([Request(prompt, sampling, drafting) for prompt in batch])

@@ -24,7 +24,10 @@ SHARED = Path(os.environ.get("DOMINOTREE_SHARED", Path(__file__).parents[2] / "s
 def prompts(count: int) -> list[str]:
     """First turns of mixed kinds, taken in turn from every set there is."""
     folder = SHARED if SHARED.is_dir() else BUILTIN
-    sets = [[json.loads(line)["turns"][0] for line in file.read_text().splitlines()] for file in sorted(folder.glob("*.jsonl"))]
+    sets = [
+        [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
+        for file in sorted(folder.glob("*.jsonl"))
+    ]
     return [text for texts in zip(*sets, strict=False) for text in texts][:count]
 
 
@@ -59,7 +62,9 @@ def test_logits_match_transformers_in_fp32(pairs: dict[str, dt.Pair]) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_methods_equal_plain_decoding_on_a_few_prompts(pairs: dict[str, dt.Pair], dtype: str, temperature: float) -> None:
+def test_methods_equal_plain_decoding_on_a_few_prompts(
+    pairs: dict[str, dt.Pair], dtype: str, temperature: float
+) -> None:
     pair = load(pairs, dtype)
     texts, options = prompts(4), {"temperature": temperature, "seed": 11, "max_new_tokens": 32}
     plain = [o.token_ids for o in pair.generate(texts, method="ar", **options)]

@@ -11,9 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import OracleDrafter, tiny_drafter
 from scipy import stats as scipy_stats
-from targets.tiny import tiny_target
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -28,6 +26,8 @@ from dominotree.generation import Request
 from dominotree.methods import Drafting
 from dominotree.sampling import Sampler, SamplingParams, gumbel_noise
 from dominotree.targets.rows import Segment
+from oracle import OracleDrafter, tiny_drafter
+from targets.tiny import tiny_target
 
 
 def fits(counts: np.ndarray, probabilities: np.ndarray) -> float:
@@ -48,7 +48,12 @@ def test_gumbel_noise_is_gumbel_and_independent_across_keys() -> None:
     ids = torch.arange(200_000)
     noise = gumbel_noise(7, 3, ids).numpy()
     assert scipy_stats.kstest(noise, scipy_stats.gumbel_r.cdf).pvalue > 1e-3
-    for other in (gumbel_noise(8, 3, ids), gumbel_noise(7, 4, ids), gumbel_noise(-1, 3, ids), gumbel_noise(2**64 - 1, 3, ids + 1)):
+    for other in (
+        gumbel_noise(8, 3, ids),
+        gumbel_noise(7, 4, ids),
+        gumbel_noise(-1, 3, ids),
+        gumbel_noise(2**64 - 1, 3, ids + 1),
+    ):
         assert abs(np.corrcoef(noise, other.numpy())[0, 1]) < 0.01
     across = torch.cat([gumbel_noise(1, p, torch.arange(5)) for p in range(40_000)]).numpy()
     assert scipy_stats.kstest(across, scipy_stats.gumbel_r.cdf).pvalue > 1e-3
@@ -99,7 +104,11 @@ def test_penalties_and_bias_apply_in_the_stated_order() -> None:
         return row
 
     params = SamplingParams(
-        repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5, logit_bias={0: 1.0, 4: 0.5}, logits_processors=(processor,)
+        repetition_penalty=2.0,
+        presence_penalty=0.25,
+        frequency_penalty=0.5,
+        logit_bias={0: 1.0, 4: 0.5},
+        logits_processors=(processor,),
     )
     got = Sampler(params, [0, 1], 5)._transform(logits.clone(), [2, 2])
     # bias 2+1=3, then /2; -1*2; (3/2) - .25 - 2*.5; untouched; 1+.5
@@ -145,10 +154,13 @@ def test_committed_tokens_follow_the_targets_distribution(drafting: Drafting, go
         assert rejected.sum() > 50
 
 
-@given(st.sampled_from(["temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "logprobs"]), st.sampled_from([-1, math.nan, "x", True, 1e300, None]))
+@given(
+    st.sampled_from(["temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens", "logprobs"]),
+    st.sampled_from([-1, math.nan, "x", True, 1e300, None]),
+)
 @settings(deadline=None, max_examples=60)
 def test_options_out_of_range_are_refused_by_name(name: str, value: Any) -> None:
-    if value is None and name in ("seed", "logprobs") or (name == "seed" and value == -1):
+    if (value is None and name in ("seed", "logprobs")) or (name == "seed" and value == -1):
         SamplingParams(**{name: value})
         return
     with pytest.raises(InvalidRequest, match=name):
@@ -156,16 +168,21 @@ def test_options_out_of_range_are_refused_by_name(name: str, value: Any) -> None
 
 
 def test_transforms_that_leave_no_token_say_so() -> None:
-    params = SamplingParams(logit_bias={i: -math.inf for i in range(4)})
+    params = SamplingParams(logit_bias=dict.fromkeys(range(4), -math.inf))
     for temperature in (0.0, 1.0):
         with pytest.raises(InvalidRequest, match="no token"):
-            Sampler(SamplingParams(logit_bias=params.logit_bias, temperature=temperature), [1], 4).choose(torch.zeros(4), [])
+            Sampler(SamplingParams(logit_bias=params.logit_bias, temperature=temperature), [1], 4).choose(
+                torch.zeros(4), []
+            )
 
 
 def test_a_banned_token_is_never_drawn_and_extreme_temperatures_work() -> None:
     logits = torch.tensor([50.0, 49.0, -200.0])
     for seed in range(200):
-        assert Sampler(SamplingParams(temperature=1.0, logit_bias={0: -math.inf}, seed=seed), [1], 3).choose(logits, []) != 0
+        assert (
+            Sampler(SamplingParams(temperature=1.0, logit_bias={0: -math.inf}, seed=seed), [1], 3).choose(logits, [])
+            != 0
+        )
         assert Sampler(SamplingParams(temperature=1e-9, seed=seed), [1], 3).choose(logits, []) == 0
     drawn = {Sampler(SamplingParams(temperature=1e6, seed=seed), [1], 3).choose(logits, []) for seed in range(50)}
     assert drawn == {0, 1, 2}

@@ -86,7 +86,9 @@ def test_ascii_is_not_delayed_behind_an_unfinished_character() -> None:
         ("the", ("t",), ""),
     ],
 )
-def test_stop_strings_cut_the_text_and_no_part_of_them_is_streamed(text: str, stop: tuple[str, ...], expected: str) -> None:
+def test_stop_strings_cut_the_text_and_no_part_of_them_is_streamed(
+    text: str, stop: tuple[str, ...], expected: str
+) -> None:
     pieces, made = stream(CODEC.encode(text), stop)
     assert made.text == expected == "".join(pieces)
     assert made.stopped == any(s in text for s in stop)

@@ -46,14 +46,14 @@ class Calibration:
         return cls(np.tile(np.array(_PRIOR_MEAN), (depths, 1)), np.tile(np.array(_PRIOR_PRECISION), (depths, 1, 1)))
 
     def acceptance(self, depth: npt.NDArray[np.int64], conditional: Floats) -> Floats:
-        """The chance that the target agrees, for nodes at `depth` whose drafter gives them `conditional` below their parent."""
+        """The chance that the target agrees with nodes at `depth` that have probability `conditional` below their parent."""
         x = _features(conditional)
         z = np.einsum("nf,nf->n", x, self.mean[depth])
         agreed: Floats = 1.0 / (1.0 + np.exp(-z))
         return agreed
 
     def observe(self, depth: int, conditional: Sequence[float] | Floats, chosen: int | None) -> None:
-        """Learns from the children of a walked node: `chosen` is the index of the one the target took, None for none."""
+        """Learns from a walked node's children: `chosen` is the index of the one the target took, None for none."""
         if not len(conditional):
             return
         x = _features(np.asarray(conditional, dtype=np.float64))

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dominotree.drafters.dflash import Drafter
+from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.hub import cache_dir
 from dominotree.machine import cpu_name
 from dominotree.methods import Drafting, grow
 from dominotree.targets.base import Target
 from dominotree.targets.rows import Segment
+from dominotree.tree.tree import Tree
 
 ROWS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
 CONTEXTS = (64, 256, 768, 1792)
@@ -51,7 +53,7 @@ class CostModel:
     measured_ms: list[list[float]]
 
     def verify(self, rows: int, context: int) -> Floats:
-        """Verify time of 1 .. `rows` rows at a context length: linear in between, beyond the last rows, clamped in context."""
+        """Verify time of 1 .. `rows` rows: linear in between and beyond the last rows, clamped in context."""
         at = np.arange(1, rows + 1)
         by_context = np.array([_interpolate(at, self.rows, curve) for curve in self.verify_ms])
         return _at_context(context, self.contexts, by_context)
@@ -93,7 +95,7 @@ def _at_context(context: int, contexts: Sequence[int], curves: Floats) -> Floats
 
 
 def fit_convex(rows: Sequence[int], ms: Sequence[float]) -> list[float]:
-    """The monotone convex curve nearest to `ms` at `rows` in least squares: non-negative sums of hinges (scipy's nnls)."""
+    """The monotone convex curve nearest to `ms` at `rows` in least squares: sums of hinges, by scipy's nnls."""
     from scipy.optimize import nnls
 
     n = np.array(rows, dtype=np.float64)
@@ -147,7 +149,7 @@ def measure(
     repeats: int = REPEATS,
     tick: Callable[[], None] = lambda: None,
 ) -> CostModel:
-    """Measures draft, build and verify; medians of `repeats`, every repeat in a fresh random order so that drift is shared.
+    """Measures draft, build and verify: medians of `repeats`, each in a fresh random order so that drift is shared.
 
     `tick` is called after each of the `len(contexts) * len(rows) * repeats` measurements.
     """
@@ -170,14 +172,13 @@ def measure(
         rng.shuffle(plan)
         for context, count in plan:
             context_cache.lengths[0] = context
-            made, draft_ms = _timed(lambda: drafter.draft(context_cache, [0], [tokens[0]]))
-            depth = drafter.draft_length
+            made, draft_ms = _timed(partial(drafter.draft, context_cache, [0], [tokens[0]]))
             drafting = Drafting(method, count - 1)
             with torch.inference_mode():
-                _, build_ms = _timed(lambda d=made, g=drafting: grow(g, drafter, d, [depth]).single(0))
+                _, build_ms = _timed(partial(_build, drafting, drafter, made))
             parents = [rng.randrange(max(0, i - 3), i + 1) for i in range(count - 1)]
             segment = Segment(0, context, [tokens[i] for i in range(count)], parents)
-            _, verify_ms = _timed(lambda s=segment: target.forward(cache, [s], feature_layers=drafter.feature_layers))
+            _, verify_ms = _timed(partial(target.forward, cache, [segment], feature_layers=drafter.feature_layers))
             if repeat:  # the first pass warms up
                 verify[context, count].append(verify_ms)
                 draft[context].append(draft_ms)
@@ -194,6 +195,10 @@ def measure(
         rest_ms=1.0,
         measured_ms=measured,
     )
+
+
+def _build(drafting: Drafting, drafter: Drafter, draft: Draft) -> Tree:
+    return grow(drafting, drafter, draft, [drafter.draft_length]).single(0)
 
 
 def _timed(call: Callable[[], Any]) -> tuple[Any, float]:

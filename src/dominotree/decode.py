@@ -79,7 +79,9 @@ class Decoder:
             )
         nodes = request.drafting.nodes(self.drafter.draft_length if self.drafter else 0)
         if nodes > self.max_nodes:
-            raise InvalidRequest(f"the request drafts up to {nodes} nodes and this decoder has room for {self.max_nodes}")
+            raise InvalidRequest(
+                f"the request drafts up to {nodes} nodes and this decoder has room for {self.max_nodes}"
+            )
         target = self.target
         generation = Generation(request, self.codec, target.vocab_size, target.eos_token_ids, self.context)
         with self._lock:
@@ -199,10 +201,8 @@ class Decoder:
         """What sizes the sequence's trees, where that is not its fixed budget."""
         return None if generation.request.drafting.kind.rule == "fixed" else self.adaptive
 
-    def _accept(
-        self, generation: Generation, tree: Tree, logits: torch.Tensor, greedy: Sequence[int]
-    ) -> list[int]:
-        """Walks down the tree along the target's own choices, adding each to the answer until it ends or leaves the tree.
+    def _accept(self, generation: Generation, tree: Tree, logits: torch.Tensor, greedy: Sequence[int]) -> list[int]:
+        """Walks down the tree along the target's own choices, adding each to the answer, until one is not in it.
 
         Returns the rows to keep: the root's (0) and those of the accepted nodes.
         """
@@ -268,7 +268,9 @@ class Decoder:
         if self._drafts is not None and self._drafts_for(generation):
             held = held[: self._drafts.lengths[slot]]
         prompt = generation.tokens[:-1]
-        return next((i for i, (a, b) in enumerate(zip(held, prompt, strict=False)) if a != b), min(len(held), len(prompt)))
+        return next(
+            (i for i, (a, b) in enumerate(zip(held, prompt, strict=False)) if a != b), min(len(held), len(prompt))
+        )
 
     def _prefill_chunk(self, generation: Generation) -> None:
         started = time.perf_counter()
@@ -358,4 +360,3 @@ def _slot(generation: Generation) -> int:
 
 def _rounded(columns: int) -> int:
     return (columns + 63) // 64 * 64
-

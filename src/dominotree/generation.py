@@ -91,13 +91,10 @@ class Generation:
             raise InvalidRequest("the prompt has no tokens; give at least one")
         wrong = next((t for t in prompt if not 0 <= t < vocab_size), None)
         if wrong is not None:
-            raise InvalidRequest(
-                f"the prompt holds token id {wrong}; ids from 0 to {vocab_size - 1} are expected"
-            )
+            raise InvalidRequest(f"the prompt holds token id {wrong}; ids from 0 to {vocab_size - 1} are expected")
         if len(prompt) >= context:
             raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens and the context is {context}; "
-                "shorten it or raise --context"
+                f"the prompt has {len(prompt)} tokens and the context is {context}; shorten it or raise --context"
             )
         params = request.sampling
         if params.stop and codec is None:

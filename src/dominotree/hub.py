@@ -170,9 +170,7 @@ def _from_source(source: str, name: str, progress: bool) -> Path:
             return _default_target(progress)
         folder = _PACKAGED_DRAFTERS / source.removeprefix(_PACKAGED)
         if not folder.is_dir():
-            raise ModelNotFound(
-                f"The drafter {name!r} is missing here: reinstall dominotree, or name another drafter."
-            )
+            raise ModelNotFound(f"The drafter {name!r} is missing here: reinstall dominotree, or name another drafter.")
         return _checked(folder, name)
     if _HUB_ID.fullmatch(source):
         return _from_hub(source, progress)
@@ -271,9 +269,7 @@ def _from_hub(repo: str, progress: bool) -> Path:
 
     bars = tqdm if progress and sys.stderr.isatty() else Quiet
     try:
-        folder = Path(
-            snapshot_download(repo, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], tqdm_class=bars)
-        )
+        folder = Path(snapshot_download(repo, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], tqdm_class=bars))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"The model {repo!r} is gated: accept its licence on its hub page, then run `hf auth login`."

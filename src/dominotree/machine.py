@@ -75,9 +75,7 @@ def parse_device(name: str | torch.device) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(index or 0) >= count:
             found = f"{count} CUDA device{'s' * (count != 1)}" if count else "no CUDA device"
-            raise InvalidRequest(
-                f"device {name!r} was asked for and {found} can be used here; use --device cpu"
-            )
+            raise InvalidRequest(f"device {name!r} was asked for and {found} can be used here; use --device cpu")
     return torch.device(name)
 
 

@@ -50,10 +50,19 @@ METHODS = {
         Method("caddtree", "dflash", "base", "tree", "CaDDTree: DDTree with a cost-aware budget (2606.01813)", "cost"),
         Method("condadaptive", "domino", "conditional", "tree", "DominoTree with CaDDTree's budget rule", "cost"),
         Method(
-            "adaptive", "domino", "conditional", "tree", "DominoTree, its budget set by learned chances and cost", "calibrated"
+            "adaptive",
+            "domino",
+            "conditional",
+            "tree",
+            "DominoTree, its budget set by learned chances and cost",
+            "calibrated",
         ),
         Method(
-            "dominotree", "domino", "conditional", "tree", "DominoTree: every node corrected along its own path (2607.08642)"
+            "dominotree",
+            "domino",
+            "conditional",
+            "tree",
+            "DominoTree: every node corrected along its own path (2607.08642)",
         ),
     )
 }

@@ -207,9 +207,7 @@ class Pair:
         if kind == "dflash" and self.dflash_drafter is not None:
             return self.dflash_drafter
         if kind == "dflash" and self.drafter is not None and self.drafter.head is not None:
-            self._say(
-                f"{method} runs on the Domino drafter's uncorrected backbone; no DFlash drafter is at hand"
-            )
+            self._say(f"{method} runs on the Domino drafter's uncorrected backbone; no DFlash drafter is at hand")
         return self.drafter if self.drafter is not None else self.dflash_drafter
 
     def decoder(self, requests: Sequence[Request], *, context: int | None = None) -> Decoder:
@@ -283,7 +281,7 @@ class Pair:
         stats = output.stats
         if (
             output.method != "ar"
-            and stats.nodes >= stats.rounds >= _ROUNDS_TO_JUDGE
+            and stats.nodes >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE
             and stats.mean_accepted < _NIL_ACCEPTANCE
         ):
             self._say(
@@ -316,9 +314,7 @@ class Chat:
         decoder = self.pair.decoder([request], context=self.pair.context)
         return TextIterator(self._remember(decoder.stream(request), turn), self.pair)
 
-    def _remember(
-        self, generations: Generator[Generation, None, None], turn: list[Message]
-    ) -> Iterator[Generation]:
+    def _remember(self, generations: Generator[Generation, None, None], turn: list[Message]) -> Iterator[Generation]:
         with closing(generations):
             for generation in generations:
                 if generation.finished:

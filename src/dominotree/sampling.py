@@ -187,24 +187,31 @@ class Sampler:
         `path` are the generated tokens so far, those of an unfinished walk down a tree included. Raises
         `NumericalError` for NaN logits and `InvalidRequest` when the transforms leave no token.
         """
+        sums, ids = self.decision(logits, path)
+        place = int(sums.argmax())
+        return place if ids is None else int(ids[place])
+
+    def decision(self, logits: torch.Tensor, path: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The sums whose argmax `choose` takes, and the token ids they belong to (None: 0 .. vocab-1).
+
+        At temperature 0 the transformed logits, fp32; above it (logit - largest) / temperature + noise, fp64, of the
+        tokens that survive the transforms. Raises as `choose` does.
+        """
         params = self.params
         scores = logits.float()
         if params.changes_logits:
             scores = self._transform(scores, path)
-        if params.temperature == 0:
-            best, token = scores.max(dim=-1)
-            check_best(float(best))
-            return int(token)
         highest = scores.max()
         check_best(float(highest))
+        if params.temperature == 0:
+            return scores, None
         if highest == _INF:  # infinitely likelier than the rest, which a difference of infinities cannot say
             scores, highest = torch.where(scores == _INF, 0.0, -_INF), torch.zeros_like(highest)
         scores = (scores.double() - highest) / params.temperature
         survivors = _survivors(scores, params)
         ids = torch.arange(len(scores), device=scores.device) if survivors is None else survivors
         kept = scores if survivors is None else scores[survivors]
-        noise = gumbel_noise(self.seed, len(self._prompt) + len(path), ids)
-        return int(ids[(kept + noise).argmax()])
+        return kept + gumbel_noise(self.seed, len(self._prompt) + len(path), ids), survivors
 
     def logprobs(self, logits: torch.Tensor, token: int) -> TokenLogprobs | None:
         """Raw log-probabilities at a row `[vocab]`, if the request asked for them."""
@@ -233,7 +240,7 @@ class Sampler:
             old = scores[seen]
             scores[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
         if (params.presence_penalty or params.frequency_penalty) and path:
-            ids, counts = torch.tensor(list(path), device=scores.device).unique(return_counts=True)
+            ids, counts = torch.tensor(list(path), device=scores.device).unique(return_counts=True)  # type: ignore[no-untyped-call]
             scores[ids] -= params.presence_penalty + params.frequency_penalty * counts
         return scores
 

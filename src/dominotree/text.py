@@ -107,11 +107,7 @@ class TextCodec:
         if self.template is None:
             raise InvalidRequest("this model has no chat template; pass raw text (--raw) or token ids")
         for message in messages:
-            if (
-                not isinstance(message, dict)
-                or not isinstance(message.get("role"), str)
-                or "content" not in message
-            ):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise InvalidRequest(f"message {message!r} is not a dict with 'role' and 'content'")
         messages = [{**message, "content": _content(message)} for message in messages]
         if not messages:
@@ -120,9 +116,7 @@ class TextCodec:
         def refuse(text: str) -> None:
             raise TemplateError(text)
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.globals["raise_exception"] = refuse
         environment.filters["tojson"] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
         given = {"enable_thinking": False, "add_generation_prompt": True, **self._special, **variables}
@@ -138,8 +132,7 @@ class TextCodec:
         """
         if not isinstance(prompt, (str, list, tuple)):
             raise InvalidRequest(
-                f"the prompt is a {type(prompt).__name__}; a str, a list of messages or a list of token ids "
-                "is expected"
+                f"the prompt is a {type(prompt).__name__}; a str, a list of messages or a list of token ids is expected"
             )
         is_chat = not raw and not is_token_ids(prompt)
         if system is not None and not is_chat:
@@ -147,11 +140,7 @@ class TextCodec:
         if raw and not (isinstance(prompt, str) or is_token_ids(prompt)):
             raise InvalidRequest("raw has no effect on a conversation; give plain text, or leave raw out")
         if isinstance(prompt, str):
-            ids = (
-                self.encode(prompt)
-                if raw
-                else self.chat(_with_system([{"role": "user", "content": prompt}], system))
-            )
+            ids = self.encode(prompt) if raw else self.chat(_with_system([{"role": "user", "content": prompt}], system))
         elif is_token_ids(prompt):
             ids = [int(token) for token in cast("Sequence[int]", prompt)]
         else:
@@ -165,17 +154,13 @@ class TextCodec:
         token = self._special.get("bos_token")
         found = None if token is None else self.tokenizer.token_to_id(token)
         if found is None:
-            raise InvalidRequest(
-                "the prompt is empty and the model has no beginning-of-text token; give some text"
-            )
+            raise InvalidRequest("the prompt is empty and the model has no beginning-of-text token; give some text")
         return [found]
 
 
 def is_token_ids(prompt: object) -> bool:
     """Whether `prompt` is a list of token ids."""
-    return isinstance(prompt, (list, tuple)) and all(
-        isinstance(t, int) and not isinstance(t, bool) for t in prompt
-    )
+    return isinstance(prompt, (list, tuple)) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
 
 
 def _content(message: Message) -> Any:

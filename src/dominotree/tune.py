@@ -75,7 +75,9 @@ def tune(
     cpus = usable_cpus()
     threads = sorted({1, (cpus + 1) // 2, cpus})
     drafts = pair.drafter is not None or pair.dflash_drafter is not None
-    trees = ["dominotree"] if pair.drafter is not None and pair.drafter.head is not None else ["ddtree"] if drafts else []
+    trees = (
+        ["dominotree"] if pair.drafter is not None and pair.drafter.head is not None else ["ddtree"] if drafts else []
+    )
     first = Drafting(trees[0] if trees else "ar")
     rng = random.Random(0)
 

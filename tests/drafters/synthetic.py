@@ -68,9 +68,7 @@ def tiny_tensors(
         values = torch.randn(shape, generator=generator)
         tensors[name] = (1 + 0.1 * values if "norm" in name else values * shape[-1] ** -0.5).to(dtype)
     if config.draft_vocab_size is not None:
-        others = [
-            int(i) for i in torch.randperm(config.vocab_size, generator=generator) if int(i) not in keep
-        ]
+        others = [int(i) for i in torch.randperm(config.vocab_size, generator=generator) if int(i) not in keep]
         ids = torch.tensor(sorted([*keep, *others][: config.draft_vocab_size]))
         tensors["d2t"] = ids - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)

@@ -207,9 +207,7 @@ FITS = {"hidden_size": 32, "vocab_size": 96, "num_layers": 4}
 
 def test_a_fitting_drafter_passes() -> None:
     config = tiny_config(draft_vocab=40)
-    check_fits_target(
-        config, **FITS, stop_token_ids=[1, 2], draft_tokens=draft_token_ids(tiny_tensors(config))
-    )
+    check_fits_target(config, **FITS, stop_token_ids=[1, 2], draft_tokens=draft_token_ids(tiny_tensors(config)))
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,7 @@ def test_keys_are_found_at_the_top_level_too() -> None:
 
 
 def test_a_nested_key_wins_over_one_at_the_top_level() -> None:
-    assert (
-        DrafterConfig.from_dict({**released(), "mask_token_id": 9}).mask_token_id
-        == tiny_config().mask_token_id
-    )
+    assert DrafterConfig.from_dict({**released(), "mask_token_id": 9}).mask_token_id == tiny_config().mask_token_id
 
 
 def test_a_null_nested_key_leaves_the_top_level_one() -> None:
@@ -79,9 +76,7 @@ def test_with_shift_label_every_slot_drafts() -> None:
     ("target_layers", "draft_layers", "expected"),
     [(36, 5, (1, 9, 17, 25, 33)), (30, 1, (15,)), (36, 2, (1, 33)), (30, 4, (1, 10, 18, 27)), (4, 2, (1, 1))],
 )
-def test_absent_layer_ids_are_evenly_spaced(
-    target_layers: int, draft_layers: int, expected: tuple[int, ...]
-) -> None:
+def test_absent_layer_ids_are_evenly_spaced(target_layers: int, draft_layers: int, expected: tuple[int, ...]) -> None:
     assert evenly_spaced_layers(target_layers, draft_layers) == expected
     raw = released(target_layer_ids=None, num_target_layers=target_layers, num_hidden_layers=draft_layers)
     raw["layer_types"] = ["full_attention"] * draft_layers

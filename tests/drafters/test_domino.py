@@ -50,9 +50,7 @@ def test_states_and_corrections_equal_those_of_torch_modules(offsets):
     torch.testing.assert_close(head.correction(part, state), expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(head.full_correction(head.inner(part, packed)), expected, atol=1e-5, rtol=1e-4)
     some = torch.tensor([[4, 1], [88, 89]])
-    torch.testing.assert_close(
-        head.correction(part, state, some), expected.gather(1, some), atol=1e-5, rtol=1e-4
-    )
+    torch.testing.assert_close(head.correction(part, state, some), expected.gather(1, some), atol=1e-5, rtol=1e-4)
 
 
 def test_the_draft_vocabulary_maps_by_offsets():

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from drafters.synthetic import tiny_config, tiny_tensors
-from oracle import OracleDrafter, tiny_drafter
-from targets.tiny import tiny_model, tiny_target
 from transformers import SequenceBiasLogitsProcessor
 
 from dominotree.decode import Decoder
@@ -22,6 +19,9 @@ from dominotree.sampling import Sampler, SamplingParams
 from dominotree.targets.base import Target
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.decoder import DecoderTarget
+from drafters.synthetic import tiny_config, tiny_tensors
+from oracle import OracleDrafter, tiny_drafter
+from targets.tiny import tiny_model, tiny_target
 
 PROMPT = [5, 9, 33, 2, 61]
 FIXED = [name for name, method in METHODS.items() if method.rule == "fixed" and name != "ar"]
@@ -109,7 +109,7 @@ def test_an_infinite_bias_leaves_only_what_it_names() -> None:
             bias = {2: float("inf"), 4: float("inf")}
             sampling = SamplingParams(temperature=1.0, seed=seed, logit_bias=bias, **transform)  # type: ignore[arg-type]
             drawn.add(Sampler(sampling, [1], 6).choose(logits, []))
-        assert drawn == {2, 4} or transform == {"top_p": 0.5} and drawn <= {2, 4}
+        assert drawn == {2, 4} or (transform == {"top_p": 0.5} and drawn <= {2, 4})
 
 
 def test_logprobs_stay_raw_when_a_processor_writes_into_its_logits(target: DecoderTarget) -> None:
@@ -119,7 +119,9 @@ def test_logprobs_stay_raw_when_a_processor_writes_into_its_logits(target: Decod
 
     wanted = plain(target, params(logits_processors=(lambda _, row: in_place(_, row.clone()),), logprobs=2))
     drafter = OracleDrafter(target, [wanted.tokens])
-    got = Decoder(target, drafter, context=64).run([Request(PROMPT, params(logits_processors=(in_place,), logprobs=2))])[0]
+    got = Decoder(target, drafter, context=64).run(
+        [Request(PROMPT, params(logits_processors=(in_place,), logprobs=2))]
+    )[0]
     assert got.new_tokens == [7] * 24
     for mine, theirs in zip(got.logprobs, wanted.logprobs, strict=True):
         assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-5)
@@ -249,7 +251,9 @@ def test_vocabularies_padded_differently_draft_only_what_both_hold(padded: int, 
     for method in FIXED:
         tree = grow(Drafting(method, 200, 0), drafter, draft, [6]).single(0)
         assert 0 <= min(tree.token) <= max(tree.token) < 112
-        got = Decoder(target, drafter, context=64, max_nodes=200).run([Request(PROMPT, params(), Drafting(method, 200, 0))])
+        got = Decoder(target, drafter, context=64, max_nodes=200).run(
+            [Request(PROMPT, params(), Drafting(method, 200, 0))]
+        )
         assert got[0].tokens == plain(target, params()).tokens
 
 
@@ -289,7 +293,9 @@ def test_drafts_shrink_towards_the_end_of_the_context(target: DecoderTarget, len
         dict(head_dim=2, num_attention_heads=1, num_key_value_heads=1),
         dict(head_dim=6, num_attention_heads=8, num_key_value_heads=1),
         dict(head_dim=34, num_attention_heads=5, num_key_value_heads=1, hidden_size=30),
-        dict(head_dim=66, num_attention_heads=7, num_key_value_heads=7, hidden_size=14, intermediate_size=1, vocab_size=5),
+        dict(
+            head_dim=66, num_attention_heads=7, num_key_value_heads=7, hidden_size=14, intermediate_size=1, vocab_size=5
+        ),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -410,5 +416,3 @@ def test_counts_add_up_for_every_method(target: DecoderTarget) -> None:
             assert all(1 <= n <= drafter.draft_length + 1 for n in stats.accepted)
             assert stats.mean_accepted == (0.0 if limit == 1 else (limit - 1) / stats.rounds)
             assert sum(stats.accepted) - stats.rounds <= stats.nodes <= 12 * stats.rounds
-
-

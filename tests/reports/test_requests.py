@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from drafters.synthetic import write_tiny_drafter
-from oracle import OracleDrafter, tiny_drafter
-from targets.tiny import tiny_model, tiny_target
-from test_text import CODEC, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoConfig
 
@@ -27,6 +23,10 @@ from dominotree.pair import Pair
 from dominotree.targets.config import TargetConfig
 from dominotree.targets.decoder import DecoderTarget
 from dominotree.text import TextCodec, TextStream
+from drafters.synthetic import write_tiny_drafter
+from oracle import OracleDrafter, tiny_drafter
+from targets.tiny import tiny_model, tiny_target
+from test_text import CODEC, byte_tokenizer
 
 VOCAB = CODEC.vocab_size
 PROMPT = [70, 71, 72]
@@ -178,7 +178,10 @@ def test_prompts_that_are_none_are_refused_and_the_next_one_is_served(target: De
                 call(wrong, max_new_tokens=2)
             assert "\n" not in str(caught.value)
     assert pair.generate("", raw=True, max_new_tokens=3).stats.prompt_tokens == 1
-    assert pair.generate([[], [begin]], max_new_tokens=3)[0].token_ids == pair.generate([begin], max_new_tokens=3).token_ids
+    assert (
+        pair.generate([[], [begin]], max_new_tokens=3)[0].token_ids
+        == pair.generate([begin], max_new_tokens=3).token_ids
+    )
     assert pair.generate("", max_new_tokens=3).stats.new_tokens == 3
     assert pair.generate("hi", max_new_tokens=6).token_ids == expected
 
@@ -191,7 +194,8 @@ def test_text_parts_of_a_message_are_joined() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("stop", 5), ("stop", None), ("stop", [""]), ("stop", ["a", 3]), ("stop_token_ids", 5), ("stop_token_ids", ["x"]),
+        ("stop", 5), ("stop", None), ("stop", [""]), ("stop", ["a", 3]), ("stop_token_ids", 5),
+        ("stop_token_ids", ["x"]),
         ("stop_token_ids", [VOCAB]), ("logit_bias", [(1, 2.0)]), ("logit_bias", None), ("logit_bias", {"a": 1.0}),
         ("logit_bias", {VOCAB: 1.0}), ("logits_processors", 5), ("logits_processors", [5]), ("ignore_eos", "no"),
         ("seed", 2**64), ("seed", 10**400), ("sampling", {"temperature": 1}), ("system", 5), ("budget", 1.0),
@@ -214,7 +218,8 @@ def test_a_processor_that_returns_no_logits_is_named(target: DecoderTarget, wron
 def test_options_that_could_have_no_effect_are_refused(target: DecoderTarget) -> None:
     pair = Pair(target, CODEC, tiny_drafter(target))
     for prompt, options in (
-        ("hi", {"raw": True, "system": "x"}), ([1, 2], {"system": "x"}), ([{"role": "user", "content": "x"}], {"raw": True}),
+        ("hi", {"raw": True, "system": "x"}), ([1, 2], {"system": "x"}),
+        ([{"role": "user", "content": "x"}], {"raw": True}),
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match="no effect"):
             pair.generate(prompt, max_new_tokens=1, **options)
@@ -222,7 +227,14 @@ def test_options_that_could_have_no_effect_are_refused(target: DecoderTarget) ->
         pair.chat(raw=True)
     with pytest.raises(InvalidRequest, match="one prompt"):
         pair.stream(["a", "b"])  # type: ignore[arg-type]
-    for options in ({"context": "x"}, {"context": 2.5}, {"context": 1}, {"context": 10**9}, {"max_batch": 0}, {"max_batch": 1.5}):
+    for options in (
+        {"context": "x"},
+        {"context": 2.5},
+        {"context": 1},
+        {"context": 10**9},
+        {"max_batch": 0},
+        {"max_batch": 1.5},
+    ):
         with pytest.raises(InvalidRequest, match=next(iter(options))):
             Pair(target, CODEC, None, **options)  # type: ignore[arg-type]
 
@@ -394,7 +406,9 @@ def test_without_the_kernels_decoding_gives_the_same_tokens(monkeypatch: pytest.
         target = tiny_target("qwen3", exact=exact)
         drafter, sampling = tiny_drafter(target), dt.SamplingParams(max_new_tokens=20, ignore_eos=True)
         decoder = Decoder(target, drafter, context=64)
-        tokens = [decoder.run([dt.Request([5, 9, 33], sampling, dt.Drafting(m))])[0].tokens for m in ("ar", "dominotree")]
+        tokens = [
+            decoder.run([dt.Request([5, 9, 33], sampling, dt.Drafting(m))])[0].tokens for m in ("ar", "dominotree")
+        ]
         return target.row_invariant, tokens
 
     _, expected = decode(None)

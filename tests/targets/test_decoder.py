@@ -38,7 +38,9 @@ def test_logits_and_layer_outputs_match_transformers(variant: str, exact: bool |
     ids = prompt(70)
     outputs = {}
     for i, layer in enumerate(model.model.layers):
-        layer.register_forward_hook(lambda _m, _a, out, i=i: outputs.__setitem__(i, out if torch.is_tensor(out) else out[0]))
+        layer.register_forward_hook(
+            lambda _m, _a, out, i=i: outputs.__setitem__(i, out if torch.is_tensor(out) else out[0])
+        )
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0]
     cache = target.new_cache(1, 128)

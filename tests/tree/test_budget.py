@@ -16,7 +16,9 @@ from dominotree.tree.tree import Tree
     st.lists(st.floats(0, 2), min_size=30, max_size=30),
 )
 @settings(deadline=None, max_examples=300)
-def test_with_a_convex_cost_the_first_fall_is_the_best_size(chances: list[float], base: float, bends: list[float]) -> None:
+def test_with_a_convex_cost_the_first_fall_is_the_best_size(
+    chances: list[float], base: float, bends: list[float]
+) -> None:
     chances = sorted(chances, reverse=True)
     cost = base + np.concatenate(([0.0], np.cumsum(np.cumsum(bends))))
     n = cost_aware_count(chances, cost)

@@ -34,9 +34,7 @@ def scorer_of(method: str, case: dict[str, np.ndarray]) -> Scorer:
     base, width = tensors["base"][None], int(case["candidates"])
     if method == "marginal":
         return MarginalScorer(base, width)
-    head = DominoHead.from_tensors(
-        weights, lambda ids: tensors["embed"][ids], prefix_len=int(case["prefix_len"])
-    )
+    head = DominoHead.from_tensors(weights, lambda ids: tensors["embed"][ids], prefix_len=int(case["prefix_len"]))
     kind = ConditionalScorer if method == "dominotree" else StaticScorer
     return kind(base, tensors["h"][None], tensors["root"].reshape(1), head, width)
 

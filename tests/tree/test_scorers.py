@@ -70,9 +70,7 @@ def test_static_shares_the_correction_of_the_greedy_path():
         row = conditional.log_probs(depth, state)
         two_lanes = static.log_probs(depth, static.root_state()[:, None].expand(-1, 2, -1))
         assert torch.equal(two_lanes, row.expand(-1, 2, -1))
-        state = conditional.advance(
-            state, conditional.candidates[:, depth].gather(1, row[:, 0].argmax(-1, True))
-        )
+        state = conditional.advance(state, conditional.candidates[:, depth].gather(1, row[:, 0].argmax(-1, True)))
 
 
 def test_half_precision_inputs_give_fp32_log_probabilities():

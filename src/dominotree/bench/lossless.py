@@ -19,7 +19,7 @@ import torch
 from dominotree.errors import InvalidRequest
 from dominotree.generation import Request
 from dominotree.methods import Drafting
-from dominotree.sampling import Sampler, SamplingParams, gumbel_noise
+from dominotree.sampling import Sampler, SamplingParams
 from dominotree.targets.rows import Segment
 
 if TYPE_CHECKING:
@@ -175,24 +175,10 @@ class _Place:
 
 def decision_scores(sampler: Sampler, logits: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
     """The sums whose argmax `Sampler.choose` returns, fp64 `[vocab]` up to a constant; -inf where cut off."""
-    from dominotree import sampling as rules
-
-    params = sampler.params
-    scores = logits.float()
-    if params.changes_logits:
-        scores = sampler._transform(scores, path)
-    scores = scores.double()
-    if params.temperature == 0:
-        return scores
-    scores = (scores - scores.max()) / params.temperature
-    ids = torch.arange(len(scores), device=scores.device)
-    noisy = scores + gumbel_noise(sampler.seed, len(sampler._prompt) + len(path), ids)
-    survivors = rules._survivors(scores, params)
-    if survivors is None:
-        return noisy
-    cut = torch.full_like(noisy, -math.inf)
-    cut[survivors] = noisy[survivors]
-    return cut
+    sums, ids = sampler.decision(logits, path)
+    if ids is None:
+        return sums.double()
+    return torch.full_like(logits, -math.inf, dtype=torch.float64).index_copy(0, ids, sums)
 
 
 class _Guide:

@@ -46,12 +46,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value >= 0
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def _is_counts(value: Any) -> bool:
@@ -274,9 +269,7 @@ def _read_lines(file: Path) -> Iterator[tuple[int, Record | Mapping[str, Any]]]:
             yield number, _parse(line)
         except InvalidRecord as error:
             torn = number == len(lines)
-            hint = (
-                "; the last line was cut off: resume the run, which repairs it, or delete it" if torn else ""
-            )
+            hint = "; the last line was cut off: resume the run, which repairs it, or delete it" if torn else ""
             raise InvalidRecord(f"{file}:{number}: {error}{hint}") from None
 
 
@@ -390,9 +383,7 @@ class RecordWriter:
     def write(self, record: Record) -> None:
         """Append one record and flush it to disk. Raises InvalidRecord where its key is already in `done`."""
         if record.key in self.done:
-            raise InvalidRecord(
-                f"{self.path} already holds a record of {tuple(record.key)}: skip keys in `done`"
-            )
+            raise InvalidRecord(f"{self.path} already holds a record of {tuple(record.key)}: skip keys in `done`")
         self._append(_line(record.to_json()))
         self.done.add(record.key)
 

@@ -82,9 +82,7 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
     sections = _sections(measured)
     shown = [one for section in sections for one in section.shown]
     remarks = notes(series) + _undescribed_runs(found)
-    options = ([] if resamples == 10_000 else [f"--resamples={resamples}"]) + (
-        [f"--seed={seed}"] if seed else []
-    )
+    options = ([] if resamples == 10_000 else [f"--resamples={resamples}"]) + ([f"--seed={seed}"] if seed else [])
     content = {
         "command": shlex.join(["dominotree", "report", *map(str, inputs), "--out", str(out), *options]),
         "version": __version__,
@@ -150,8 +148,7 @@ class _Measured:
                 _only(self.ablations, model, temperature),
                 self.calibration,
                 model + ("" if temperature is None else f" at T={temperature:g}"),
-                (f"-{_slug(model)}" if len(models) > 1 else "")
-                + ("" if temperature is None else f"-T{temperature:g}"),
+                (f"-{_slug(model)}" if len(models) > 1 else "") + ("" if temperature is None else f"-T{temperature:g}"),
             )
 
 
@@ -212,9 +209,7 @@ def _sections(measured: _Measured) -> list[Section]:
         "A round that commits c tokens accepted the draft at depths 0 to c-2; the target adds the last one.",
     )
     calibration = Section("Calibration", "How far the drafter's own probabilities can be believed.")
-    endings = Section(
-        "How answers ended", "Answers that stopped by themselves, and answers the limit cut off."
-    )
+    endings = Section("How answers ended", "Answers that stopped by themselves, and answers the limit cut off.")
 
     for part in measured.split(temperatures=True):
         plain = [cell for cell in part.cells if cell.configuration.variant is None]
@@ -299,9 +294,7 @@ def _replace(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     except OSError as error:
-        raise InvalidReport(
-            f"cannot write {path} ({error.strerror}): give a folder that can be written"
-        ) from None
+        raise InvalidReport(f"cannot write {path} ({error.strerror}): give a folder that can be written") from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -312,9 +312,7 @@ def paired_speeds(a: Series, b: Series, datasets: Iterable[str]) -> tuple[Floats
     return columns[:, 0], columns[:, 1]
 
 
-def compare(
-    pairs: Iterable[tuple[Series, Series]], *, resamples: int = 10_000, seed: int = 0
-) -> list[Comparison]:
+def compare(pairs: Iterable[tuple[Series, Series]], *, resamples: int = 10_000, seed: int = 0) -> list[Comparison]:
     """Compare each pair on every data set both were measured on and on the groups of those sets.
 
     delta = 100 * (mean(a) / mean(b) - 1) over paired prompts (see `paired_speeds`); group rows pool the
@@ -416,9 +414,7 @@ def budget_curves(cells: Iterable[Cell]) -> dict[tuple[str, str, float, str], li
         if cell.dataset == "overall" and budget is not None and variant is None:
             curves[cell.run, cell.model, cell.temperature, method].append(cell)
     return {
-        key: sorted(curve, key=lambda cell: cell.configuration.rank)
-        for key, curve in curves.items()
-        if len(curve) > 1
+        key: sorted(curve, key=lambda cell: cell.configuration.rank) for key, curve in curves.items() if len(curve) > 1
     }
 
 
@@ -435,9 +431,7 @@ def width_curves(cells: Iterable[Cell]) -> dict[tuple[str, str, float, str], lis
             label = Configuration(method, budget).label
             curves[cell.run, cell.model, cell.temperature, label].append((int(width), cell))
     return {
-        key: sorted(curve, key=lambda point: point[0] or 1 << 62)
-        for key, curve in curves.items()
-        if len(curve) > 1
+        key: sorted(curve, key=lambda point: point[0] or 1 << 62) for key, curve in curves.items() if len(curve) > 1
     }
 
 
@@ -469,9 +463,7 @@ def endings(records: Iterable[Record]) -> Endings | None:
     def tau(reason: str) -> float | None:
         return float(np.mean(taus[reason])) if reason in taus else None
 
-    return Endings(
-        n, len(taus.get("stop", ())) / n, len(taus.get("length", ())) / n, tau("stop"), tau("length")
-    )
+    return Endings(n, len(taus.get("stop", ())) / n, len(taus.get("length", ())) / n, tau("stop"), tau("length"))
 
 
 def reliability(bins: Iterable[CalibrationBin], edges: int = 10) -> dict[str, list[CalibrationBin]]:
@@ -516,9 +508,7 @@ def notes(series: Sequence[Series]) -> list[str]:
         prompts: dict[tuple[str, float], set[frozenset[tuple[str, Prompt]]]] = defaultdict(set)
         for one in series:
             if one.run == run:
-                measured = frozenset(
-                    (name, prompt) for name, records in one.sets.items() for prompt in records
-                )
+                measured = frozenset((name, prompt) for name, records in one.sets.items() for prompt in records)
                 prompts[one.model, one.temperature].add(measured)
                 counts[one.configuration.label] += len(measured)
         if any(len(different) > 1 for different in prompts.values()):

@@ -179,10 +179,7 @@ def latex(table: Table) -> str:
 
 def _styled(table: Table, escape: Callable[[str], str], strong: str) -> list[list[str]]:
     return [
-        [
-            strong.format(escape(text)) if (i, j) in table.strong else escape(text)
-            for j, text in enumerate(row)
-        ]
+        [strong.format(escape(text)) if (i, j) in table.strong else escape(text) for j, text in enumerate(row)]
         for i, row in enumerate(table.rows)
     ]
 
@@ -193,9 +190,7 @@ def speed_table(cells: Sequence[Cell], name: str, where: str) -> Table:
     The best speedup of a column is bold.
     """
     caption = f"Speedup over autoregressive decoding / mean accepted length (tau), {where}."
-    return _cell_table(
-        cells, name, caption, lambda c: f"{_fixed(c.speedup)}/{c.tau:.2f}", lambda c: c.speedup
-    )
+    return _cell_table(cells, name, caption, lambda c: f"{_fixed(c.speedup)}/{c.tau:.2f}", lambda c: c.speedup)
 
 
 def throughput_table(cells: Sequence[Cell], name: str, where: str) -> Table:
@@ -233,10 +228,7 @@ def row_labels(measured: Iterable[tuple[Configuration, str]]) -> list[str]:
     """A label for each (configuration, run), naming the run only of what was measured in several."""
     pairs = list(measured)
     times = Counter(configuration for configuration, _ in set(pairs))
-    return [
-        configuration.label + (f" [{run}]" if times[configuration] > 1 else "")
-        for configuration, run in pairs
-    ]
+    return [configuration.label + (f" [{run}]" if times[configuration] > 1 else "") for configuration, run in pairs]
 
 
 def _fixed(value: float | None, digits: int = 2) -> str:
@@ -260,9 +252,7 @@ def pairwise_table(comparisons: Sequence[Comparison], name: str, where: str) -> 
     strong: set[tuple[int, int]] = set()
     for ((_, a_run), (_, b_run)), found in by_pair.items():
         a, b = labels[2 * len(rows) : 2 * len(rows) + 2]
-        strong |= {
-            (len(rows), j) for j, s in enumerate(columns, 2) if s in found and _excludes_zero(found[s])
-        }
+        strong |= {(len(rows), j) for j, s in enumerate(columns, 2) if s in found and _excludes_zero(found[s])}
         texts = [_delta(found[scope]) if scope in found else DASH for scope in columns]
         rows.append([a, b if a_run == b_run else f"{b} †", *texts])
     across = any(c.a_run != c.b_run for c in comparisons)

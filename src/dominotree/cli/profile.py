@@ -16,10 +16,12 @@ def profile(
     dtype: common.Dtype = "auto",
     device: common.Device = "auto",
     threads: common.Threads = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Measurements of each point; their median counts.")] = 9,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Measurements of each point; their median counts.")
+    ] = 9,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the curves into this PNG or SVG file.")] = None,
 ) -> None:
-    """Measure draft, build and verify time; the methods caddtree, condadaptive and adaptive need it once per machine."""
+    """Measure draft, build and verify time; caddtree, condadaptive and adaptive need it once per machine."""
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table

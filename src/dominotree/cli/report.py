@@ -7,12 +7,8 @@ import typer
 
 
 def report(
-    dirs: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or single .jsonl files.")
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the report into.")] = Path(
-        "report"
-    ),
+    dirs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or single .jsonl files.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the report into.")] = Path("report"),
     resamples: Annotated[int, typer.Option(min=1, help="Resamples of the paired bootstrap.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the paired bootstrap.")] = 0,
 ) -> None:

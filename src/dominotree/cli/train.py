@@ -24,9 +24,7 @@ def collect(
     target: Target,
     prompts: Annotated[list[str], typer.Option(help="JSONL file of {prompt} or {turns}; may be repeated.")],
     out: Annotated[Path, typer.Option(help="Corpus folder; one found here is gone on with.")],
-    drafter: Annotated[
-        str, typer.Option(help="Drafter that speeds this up; the answers stay the same.")
-    ] = "none",
+    drafter: Annotated[str, typer.Option(help="Drafter that speeds this up; the answers stay the same.")] = "none",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 384,
     temperatures: Annotated[str, typer.Option(help="Given to the prompts in turn.")] = "0,0.7,0,1",
     batch: Annotated[int, typer.Option(min=1, help="Conversations decoded together.")] = 8,
@@ -48,9 +46,7 @@ def collect(
     try:
         heats = [float(part) for part in temperatures.split(",")]
     except ValueError as error:
-        raise InvalidRequest(
-            f"--temperatures is {temperatures!r}, expected numbers such as 0,0.7,1."
-        ) from error
+        raise InvalidRequest(f"--temperatures is {temperatures!r}, expected numbers such as 0,0.7,1.") from error
     conversations = [found for name in prompts for found in read_prompts(name)][:limit]
     pair = dt.load(
         target=target, drafter=drafter, dflash_drafter="none", device=device, threads=threads, max_batch=batch
@@ -127,9 +123,7 @@ def fit(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with tables [drafter] and [fit]; see docs/train.md.")
     ] = None,
-    init_from: Annotated[
-        Path | None, typer.Option(help="Drafter folder to start from, shape included.")
-    ] = None,
+    init_from: Annotated[Path | None, typer.Option(help="Drafter folder to start from, shape included.")] = None,
     projector: Annotated[
         str | None, typer.Option(help="domino (corrects along the path) or none (plain DFlash).")
     ] = None,
@@ -180,17 +174,13 @@ def fit(
         held_out=held_out,
         cache=cache,
         fill=not export,
-        on_cache=lambda done, total, rate: typer.echo(
-            f"features {done}/{total} sequences, {rate:.0f} tokens/s"
-        ),
+        on_cache=lambda done, total, rate: typer.echo(f"features {done}/{total} sequences, {rate:.0f} tokens/s"),
         on_log=on_log,
     )
     for reason, count in trainer.cache.corpus.skipped.items():
         typer.echo(f"skipped {count} sequences: {reason}", err=True)
     arithmetic = "bfloat16" if bf16 else "float32"
-    typer.echo(
-        f"{trainer.cache.ready} sequences, weights float32, arithmetic {arithmetic}, step {trainer.step}"
-    )
+    typer.echo(f"{trainer.cache.ready} sequences, weights float32, arithmetic {arithmetic}, step {trainer.step}")
     if export:
         trainer.export(out / "drafter")
     else:
@@ -237,7 +227,5 @@ def _read_config(file: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InvalidRequest(f"Cannot read the training config {file} ({error}): expected TOML.") from error
     unknown = sorted(values.keys() - {"drafter", "fit"})
     if unknown:
-        raise InvalidRequest(
-            f"Training config {file} has {unknown[0]!r}, expected tables [drafter] and [fit]."
-        )
+        raise InvalidRequest(f"Training config {file} has {unknown[0]!r}, expected tables [drafter] and [fit].")
     return dict(values.get("drafter", {})), dict(values.get("fit", {}))

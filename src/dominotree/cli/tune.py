@@ -30,7 +30,9 @@ def tune(
     texts = [turns[0] for group in zip(*(one.samples for one in sets), strict=False) for turns in group][:prompts]
     console, notes = Console(), Console(stderr=True)
     with notes.status("measuring") as status:
-        advice = measure(pair, texts, max_new_tokens=max_new_tokens, tick=lambda what: status.update(f"measuring {what}"))
+        advice = measure(
+            pair, texts, max_new_tokens=max_new_tokens, tick=lambda what: status.update(f"measuring {what}")
+        )
     table = Table("setup", "tokens/s", "tokens a round", "speedup")
     for one in advice.measured:
         table.add_row(str(one.setup), f"{one.speed:.1f}", f"{one.tau:.2f}", f"{one.speed / advice.plain.speed:.2f}")

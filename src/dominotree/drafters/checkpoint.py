@@ -83,9 +83,7 @@ def read_checkpoint(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor
             if bare.endswith(_ROTARY):
                 continue
             if bare in tensors:
-                raise InvalidCheckpoint(
-                    f"Drafter {folder}: tensor {bare} is there twice: export the drafter again."
-                )
+                raise InvalidCheckpoint(f"Drafter {folder}: tensor {bare} is there twice: export the drafter again.")
             tensors[bare] = tensor
     _check_tensors(config, tensors, folder)
     return config, tensors
@@ -172,9 +170,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if not index.is_file():
-        raise ModelNotFound(
-            f"No weights in {folder}: expected model.safetensors, or {index.name} with its shards."
-        )
+        raise ModelNotFound(f"No weights in {folder}: expected model.safetensors, or {index.name} with its shards.")
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -184,9 +180,7 @@ def _weight_files(folder: Path) -> list[Path]:
     files = [folder / name for name in names]
     for file in files:
         if not file.is_file():
-            raise ModelNotFound(
-                f"Drafter {folder} lacks {file.name}, named in {index.name}: download it again."
-            )
+            raise ModelNotFound(f"Drafter {folder} lacks {file.name}, named in {index.name}: download it again.")
     return files
 
 

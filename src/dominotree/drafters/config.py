@@ -87,9 +87,7 @@ class DrafterConfig:
                 f"No config.json in {folder}: expected a drafter folder in the released form."
             ) from error
         except (OSError, ValueError) as error:
-            raise InvalidCheckpoint(
-                f"{file} cannot be read as JSON ({error}): download the drafter again."
-            ) from error
+            raise InvalidCheckpoint(f"{file} cannot be read as JSON ({error}): download the drafter again.") from error
         if not isinstance(raw, dict):
             raise InvalidCheckpoint(
                 f"{file} holds a {type(raw).__name__}, expected a JSON object: use a drafter folder."
@@ -238,9 +236,7 @@ class _Fields:
 
 
 def _bad(name: str, value: object, expected: str) -> InvalidCheckpoint:
-    return InvalidCheckpoint(
-        f"Drafter config: {name} is {value!r}, expected {expected}: correct config.json."
-    )
+    return InvalidCheckpoint(f"Drafter config: {name} is {value!r}, expected {expected}: correct config.json.")
 
 
 def _refuse_unsupported(fields: _Fields) -> None:
@@ -261,9 +257,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
         )
     activation = fields.get("hidden_act", "silu")
     if activation != "silu":
-        raise UnsupportedModel(
-            f"The drafter's hidden_act is {activation!r}, expected 'silu': use another drafter."
-        )
+        raise UnsupportedModel(f"The drafter's hidden_act is {activation!r}, expected 'silu': use another drafter.")
 
 
 def _projector(fields: _Fields) -> str | None:
@@ -285,9 +279,7 @@ def _layer_ids(fields: _Fields, num_target_layers: int | None, num_draft_layers:
                 "of them: correct config.json."
             )
         return evenly_spaced_layers(num_target_layers, num_draft_layers)
-    whole = isinstance(ids, list) and all(
-        isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids
-    )
+    whole = isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
     if not whole or not ids:
         raise _bad("target_layer_ids", ids, "a list of layer numbers counted from 0")
     return tuple(ids)
@@ -301,14 +293,10 @@ def _rope_theta(fields: _Fields) -> float:
             raise _bad(field, rope, "an object")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
-            raise UnsupportedModel(
-                f"The drafter's rope_type is {kind!r}, expected 'default': use another drafter."
-            )
+            raise UnsupportedModel(f"The drafter's rope_type is {kind!r}, expected 'default': use another drafter.")
         theta = rope.get("rope_theta", theta)
     if theta is None:
-        raise InvalidCheckpoint(
-            "Drafter config: rope_theta is missing, also in rope_parameters: correct config.json."
-        )
+        raise InvalidCheckpoint("Drafter config: rope_theta is missing, also in rope_parameters: correct config.json.")
     if not isinstance(theta, (int, float)) or isinstance(theta, bool) or theta <= 0:
         raise _bad("rope_theta", theta, "a positive number")
     return float(theta)

@@ -60,6 +60,8 @@ def sample_candidates(base: torch.Tensor, width: int) -> torch.Tensor:
         return base
     key = int(base.double().sum().abs().mul(1e6).remainder(2**31))
     ids = torch.arange(vocab, device=base.device)
-    drawn = [gumbel_noise(key, range(depth * 1000, depth * 1000 + base.shape[0]), ids) for depth in range(base.shape[1])]
+    drawn = [
+        gumbel_noise(key, range(depth * 1000, depth * 1000 + base.shape[0]), ids) for depth in range(base.shape[1])
+    ]
     kept = (base + torch.stack(drawn, dim=1).to(base.dtype)).topk(width, dim=-1).indices
     return torch.full_like(base, -torch.inf).scatter(-1, kept, base.gather(-1, kept))

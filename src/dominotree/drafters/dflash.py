@@ -90,9 +90,7 @@ class Drafter:
             self._rope = rope_table(rope, c.head_dim, columns, self.target.device)
         target = self.target
         dtype = torch.float32 if target.device.type == "cpu" and target.dtype == torch.float16 else target.dtype
-        return SlotCache(
-            c.num_hidden_layers, slots, c.num_key_value_heads, columns, c.head_dim, dtype, target.device
-        )
+        return SlotCache(c.num_hidden_layers, slots, c.num_key_value_heads, columns, c.head_dim, dtype, target.device)
 
     @torch.inference_mode()
     def extend(self, cache: SlotCache, slots: Sequence[int], counts: Sequence[int], features: torch.Tensor) -> None:
@@ -149,7 +147,7 @@ class Drafter:
 
 
 def _context_projection(weights: Weights, config: DrafterConfig) -> Linear:
-    """Keys, then values, of every layer from fused features, as one linear map `H -> 2 * layers * kv_heads * head_dim`."""
+    """Keys, then values, of every layer from fused features: one map `H -> 2 * layers * kv_heads * head_dim`."""
     names = [f"layers.{i}.self_attn.{part}_proj" for part in "kv" for i in range(config.num_hidden_layers)]
     width = config.num_key_value_heads * config.head_dim
     return weights.linear(names, (width,) * len(names), config.hidden_size, config.attention_bias)

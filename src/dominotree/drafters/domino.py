@@ -70,9 +70,7 @@ class DominoHead:
         self.d2t = None if d2t is None else d2t.to(device=proj_out.device, dtype=torch.int64)
         self._embed = embed
         self._gru_ih = gru_ih.detach().float()
-        hidden_half, state_half = torch.split(
-            proj_in.detach().float(), [self.hidden_size, self.state_size], dim=1
-        )
+        hidden_half, state_half = torch.split(proj_in.detach().float(), [self.hidden_size, self.state_size], dim=1)
         self._hidden_half = hidden_half.t().contiguous()  # [H, E]
         self._from_state = torch.cat([gru_hh.detach().float(), state_half]).t().contiguous()  # [G, 3G+E]
         fits = proj_out.numel() * 4 <= TABLE_BYTES
@@ -182,9 +180,7 @@ def _matmul(x: Tensor, weight: Tensor) -> Tensor:
     return torch.from_numpy(out)
 
 
-def _check_shapes(
-    gru_ih: Tensor, gru_hh: Tensor, proj_in: Tensor, proj_out: Tensor, d2t: Tensor | None
-) -> None:
+def _check_shapes(gru_ih: Tensor, gru_hh: Tensor, proj_in: Tensor, proj_out: Tensor, d2t: Tensor | None) -> None:
     gates, hidden = gru_ih.shape
     size, rank, vocab = gates // 3, proj_in.shape[0], proj_out.shape[0]
     expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {

@@ -25,7 +25,16 @@ _VOID_FUNCTIONS = {
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
 }
 _SOURCE = Path(__file__).with_name("kernels.c")
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC")
+_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=gnu11",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-shared",
+    "-fPIC",
+)
 
 
 class Attention(ctypes.Structure):
@@ -66,7 +75,9 @@ class RopeStore(ctypes.Structure):
 
 
 def _compiler() -> str | None:
-    return next((path for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (path := shutil.which(name))), None)
+    return next(
+        (path for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (path := shutil.which(name))), None
+    )
 
 
 def _open(compiler: str) -> ctypes.CDLL:
@@ -97,7 +108,9 @@ def _build(compiler: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         out = Path(scratch) / library.name
         for threads in (("-fopenmp",), ()):
-            done = subprocess.run([compiler, *_FLAGS, *threads, str(_SOURCE), "-o", str(out), "-lm"], capture_output=True, text=True)
+            done = subprocess.run(
+                [compiler, *_FLAGS, *threads, str(_SOURCE), "-o", str(out), "-lm"], capture_output=True, text=True
+            )
             if done.returncode == 0:
                 with out.open("rb") as written:
                     os.fsync(written.fileno())  # loading a file cut short by a power failure kills the process
@@ -113,7 +126,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}))
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    )
 
 
 @cache

@@ -151,7 +151,7 @@ class ExactAttention(TorchAttention):
         grouped = q.double().reshape(slots, self.kv_heads, -1, head_dim)
         scores = (grouped @ k.double().transpose(-1, -2)).view(slots, heads, width, -1) * head_dim**-0.5
         weights = scores.masked_fill(~self._mask, -torch.inf).softmax(dim=-1)
-        out = weights.view(slots, self.kv_heads, -1, self._length) @ v.double()
+        out: torch.Tensor = weights.view(slots, self.kv_heads, -1, self._length) @ v.double()
         return out.view(slots, heads, width, head_dim).to(q.dtype)
 
 

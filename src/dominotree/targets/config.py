@@ -53,7 +53,9 @@ class TargetConfig:
         try:
             config = json.loads((folder / "config.json").read_text())
         except (OSError, json.JSONDecodeError) as error:
-            raise UnsupportedModel(f"{folder}/config.json cannot be read ({error}); a model folder needs one") from error
+            raise UnsupportedModel(
+                f"{folder}/config.json cannot be read ({error}); a model folder needs one"
+            ) from error
         generation = folder / "generation_config.json"
         if generation.exists():
             stop = json.loads(generation.read_text()).get("eos_token_id")
@@ -68,7 +70,9 @@ class TargetConfig:
             raise UnsupportedModel(f"model_type {family!r} is not one of {', '.join(FAMILIES)}")
         for field in ("hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size"):
             if not isinstance(config.get(field), int) or config[field] < 1:
-                raise UnsupportedModel(f"{field} is {config.get(field)!r} in config.json; a positive integer is expected")
+                raise UnsupportedModel(
+                    f"{field} is {config.get(field)!r} in config.json; a positive integer is expected"
+                )
         _refuse_unsupported(config)
         heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
@@ -102,7 +106,9 @@ class TargetConfig:
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     layers = config["num_hidden_layers"]
     if config.get("quantization_config") is not None:
-        raise UnsupportedModel("quantization_config is set: quantised weights are not supported; use the unquantised model")
+        raise UnsupportedModel(
+            "quantization_config is set: quantised weights are not supported; use the unquantised model"
+        )
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModel(f"hidden_act {config['hidden_act']!r} is not supported; silu is expected")
     for field in ("attn_logit_softcapping", "final_logit_softcapping", "num_experts", "num_local_experts"):
@@ -110,8 +116,10 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
             raise UnsupportedModel(f"{field} is set: this kind of model is not supported")
     window = config.get("sliding_window")
     kinds = config.get("layer_types") or []
-    uses = "sliding_attention" in kinds if kinds else bool(config.get("use_sliding_window")) and (
-        config.get("max_window_layers", 0) < layers
+    uses = (
+        "sliding_attention" in kinds
+        if kinds
+        else bool(config.get("use_sliding_window")) and (config.get("max_window_layers", 0) < layers)
     )
     if uses and window is not None:
         raise UnsupportedModel(f"sliding_window {window} is in use; only full attention is run exactly")
@@ -136,14 +144,18 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         raise UnsupportedModel(f"rope_type {rope['rope_type']!r} is not one of {', '.join(ROPE_TYPES)}")
     for field in _ROPE_NEEDS.get(rope["rope_type"], ()):
         if not isinstance(rope.get(field), (int, float)):
-            raise UnsupportedModel(f"rope_type {rope['rope_type']!r} needs a number as {field}, not {rope.get(field)!r}")
+            raise UnsupportedModel(
+                f"rope_type {rope['rope_type']!r} needs a number as {field}, not {rope.get(field)!r}"
+            )
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if float(partial) != 1.0:
         raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; 1.0 is expected")
     return rope
 
 
-def rope_table(rope: Mapping[str, Any], head_dim: int, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_table(
+    rope: Mapping[str, Any], head_dim: int, length: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines `[length, head_dim / 2]` fp32 of positions 0 .. length-1.
 
     Default, linear, Llama-3 and YaRN (arXiv 2309.00071) frequencies; YaRN's attention factor is folded in.

@@ -94,9 +94,8 @@ class DecoderTarget:
         """See `Target.forward`."""
         for segment in segments:
             if segment.start + len(segment.tokens) > cache.length:
-                raise InvalidRequest(
-                    f"{segment.start + len(segment.tokens)} columns do not fit a cache of {cache.length}; raise --context"
-                )
+                needed = segment.start + len(segment.tokens)
+                raise InvalidRequest(f"{needed} columns do not fit a cache of {cache.length}; raise --context")
         rows = Rows.of(segments)
         count = sum(len(segment.tokens) for segment in segments)
         assert self._rope is not None, "new_cache comes first"

@@ -44,6 +44,8 @@ def packing_works(dtype: torch.dtype) -> bool:
         x, bias = torch.randn(5, 32, generator=generator).to(dtype), torch.randn(48, generator=generator).to(dtype)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
         out = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-        return bool(torch.allclose(out.double(), F.linear(x.double(), weight.double(), bias.double()), atol=0.1, rtol=0.02))
+        return bool(
+            torch.allclose(out.double(), F.linear(x.double(), weight.double(), bias.double()), atol=0.1, rtol=0.02)
+        )
     except (AttributeError, RuntimeError):
         return False

@@ -30,9 +30,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def load_target(
-    folder: Path, *, dtype: torch.dtype, device: torch.device, exact: bool | None = None
-) -> DecoderTarget:
+def load_target(folder: Path, *, dtype: torch.dtype, device: torch.device, exact: bool | None = None) -> DecoderTarget:
     """The target in `folder` as our own decoder; raises `UnsupportedModel` naming what cannot be run exactly."""
     config = TargetConfig.read(folder)
     return DecoderTarget(config, read_tensors(folder), dtype=dtype, device=device, exact=exact)

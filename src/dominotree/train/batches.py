@@ -73,9 +73,7 @@ def make_batch(
     """
     depths, width = config.draft_length, max(len(places) for places in anchors)
     length = max(int(places[-1]) for places in anchors)
-    features = torch.zeros(
-        len(samples), length, samples[0].features.shape[1], dtype=samples[0].features.dtype
-    )
+    features = torch.zeros(len(samples), length, samples[0].features.shape[1], dtype=samples[0].features.dtype)
     roots = torch.zeros(len(samples), width, dtype=torch.int64)
     path = torch.zeros(len(samples), width, depths, dtype=torch.int64)
     top = samples[0].soft_ids.shape[1]

@@ -56,9 +56,7 @@ def _parse(line: str, where: str, name: str) -> Conversation:
     if isinstance(values, dict):
         turns = values.get("turns", [values["prompt"]] if "prompt" in values else None)
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
-        raise CorpusError(
-            f'{where}: expected {{"prompt": "..."}} or {{"turns": ["..."]}}: {line.strip()[:80]}'
-        )
+        raise CorpusError(f'{where}: expected {{"prompt": "..."}} or {{"turns": ["..."]}}: {line.strip()[:80]}')
     return Conversation(tuple(turns), str(values.get("source", name)))
 
 
@@ -129,9 +127,7 @@ def _answer(
         requests = []
         for i in asked:
             messages[i].append({"role": "user", "content": conversations[i].turns[turn]})
-            sampling = SamplingParams(
-                temperature=heats[i], seed=seed + numbers[i], max_new_tokens=max_new_tokens
-            )
+            sampling = SamplingParams(temperature=heats[i], seed=seed + numbers[i], max_new_tokens=max_new_tokens)
             requests.append(Request(pair.prompt_ids(messages[i]), sampling, drafting))
         for i, request, done in zip(asked, requests, pair.decoder(requests).run(requests), strict=True):
             answer = done.new_tokens
@@ -154,8 +150,7 @@ class _Store:
         for name, value in settings.items():
             if stored and stored.get(name) != value:
                 raise CorpusError(
-                    f"The corpus {folder} was made with {name} {stored.get(name)}, now {value}: name "
-                    "another folder."
+                    f"The corpus {folder} was made with {name} {stored.get(name)}, now {value}: name another folder."
                 )
         self.done = int(stored.get("conversations", 0))
         for name in ("tokens.bin", "index.jsonl"):

@@ -69,9 +69,7 @@ def read_corpus(folder: str | Path, *, vocab_size: int | None = None, min_answer
     tokens_file, index_file = folder / "tokens.bin", folder / "index.jsonl"
     for file in (tokens_file, index_file):
         if not file.is_file():
-            raise CorpusError(
-                f"No {file.name} in {folder}: expected a folder made by `dominotree train collect`."
-            )
+            raise CorpusError(f"No {file.name} in {folder}: expected a folder made by `dominotree train collect`.")
     dtype = _token_dtype(folder)
     if tokens_file.stat().st_size % dtype.itemsize:
         raise CorpusError(f"{tokens_file} is cut off inside a token: collect the corpus again.")
@@ -89,9 +87,7 @@ def read_corpus(folder: str | Path, *, vocab_size: int | None = None, min_answer
                 samples.append(sample)
     held = tokens_file.stat().st_size // dtype.itemsize
     if held != start:
-        raise CorpusError(
-            f"{tokens_file} holds {held} tokens, {index_file.name} speaks of {start}: collect again."
-        )
+        raise CorpusError(f"{tokens_file} holds {held} tokens, {index_file.name} speaks of {start}: collect again.")
     if not samples:
         raise CorpusError(f"{index_file} has no usable sequence ({_told(skipped)}): collect more answers.")
     tokens = np.memmap(tokens_file, dtype=dtype, mode="r")
@@ -111,23 +107,17 @@ def _token_dtype(folder: Path) -> np.dtype[Any]:
         name = json.loads(file.read_text(encoding="utf-8")).get("dtype", "uint16")
         return np.dtype({"uint16": "<u2", "uint32": "<u4"}[name])
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise CorpusError(
-            f"{file} is damaged: expected JSON with dtype uint16 or uint32; collect again."
-        ) from error
+        raise CorpusError(f"{file} is damaged: expected JSON with dtype uint16 or uint32; collect again.") from error
 
 
 def _parse(line: str, start: int, where: str) -> Sample:
     try:
         values = json.loads(line)
     except ValueError as error:
-        raise CorpusError(
-            f"{where} is no JSON ({error}): correct or remove the line and its tokens."
-        ) from error
+        raise CorpusError(f"{where} is no JSON ({error}): correct or remove the line and its tokens.") from error
     kinds: tuple[tuple[type, ...], ...] = ((int,), (int,), (str,), (int, float))
     if not isinstance(values, list) or len(values) != 4:
-        raise CorpusError(
-            f"{where}: expected [prompt_tokens, answer_tokens, source, temperature]: {line.strip()[:80]}"
-        )
+        raise CorpusError(f"{where}: expected [prompt_tokens, answer_tokens, source, temperature]: {line.strip()[:80]}")
     right = all(type(value) in kind for value, kind in zip(values, kinds, strict=True))
     if not right or min(values[:2]) < 0:
         raise CorpusError(f"{where}: expected two counts, a name and a temperature: {line.strip()[:80]}")

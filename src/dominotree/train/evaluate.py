@@ -41,9 +41,7 @@ class HeldOut:
     accuracy: tuple[float, ...]
 
 
-def block_inputs(
-    frozen: FrozenTarget, batch: Batch, block_size: int, mask_token_id: int
-) -> tuple[Tensor, Tensor]:
+def block_inputs(frozen: FrozenTarget, batch: Batch, block_size: int, mask_token_id: int) -> tuple[Tensor, Tensor]:
     """Embeddings of blocks `[sequences, anchors, block_size, hidden]` and of their paths (see `Batch`)."""
     path = frozen.embedding[batch.path]
     blocks = frozen.embedding[mask_token_id].repeat(*batch.anchors.shape, block_size, 1)

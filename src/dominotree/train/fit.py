@@ -78,9 +78,7 @@ class FitSettings:
         known = {field.name: field.type for field in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise InvalidRequest(
-                    f"Training setting {name!r} does not exist: expected one of {', '.join(known)}."
-                )
+                raise InvalidRequest(f"Training setting {name!r} does not exist: expected one of {', '.join(known)}.")
             kinds = _KINDS[str(known[name])]
             if not isinstance(value, kinds) or (isinstance(value, bool) and known[name] != "bool"):
                 raise InvalidRequest(f"Training setting {name} is {value!r}, expected {known[name]}.")
@@ -101,9 +99,7 @@ class FitSettings:
             return exponential_weights(self.gamma)
         if self.weighting == "acceptance":
             return acceptance_weights(self.alpha)
-        raise InvalidRequest(
-            f"Training setting weighting is {self.weighting!r}, expected exponential or acceptance."
-        )
+        raise InvalidRequest(f"Training setting weighting is {self.weighting!r}, expected exponential or acceptance.")
 
     def lr_share(self, step: int) -> float:
         """The learning rate at `step` as a share of its peak: linear warm-up, then cosine to `final_lr`."""
@@ -141,9 +137,7 @@ class Trainer:
         self.step, self.anchors, self.best_tau, self.stale, self.seconds = 0, 0, 0.0, 0, 0.0
         self.optimizers = _optimizers(model, settings)
         self.ema = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-        self.deck = Deck(
-            [cache.sample(i).length for i in range(len(cache.order))], settings.sequences, settings.seed
-        )
+        self.deck = Deck([cache.sample(i).length for i in range(len(cache.order))], settings.sequences, settings.seed)
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "state.pt").exists():
             self._resume()
@@ -195,9 +189,7 @@ class Trainer:
             anchors += count
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip))
         if not math.isfinite(norm + float(sums.sum())):
-            raise NumericalError(
-                f"Training loss is {float(sums[0])} at step {self.step}: lower muon_lr and adamw_lr."
-            )
+            raise NumericalError(f"Training loss is {float(sums[0])} at step {self.step}: lower muon_lr and adamw_lr.")
         for optimizer in self.optimizers:
             optimizer.step()
         # a young average would be mostly the start
@@ -305,8 +297,7 @@ class Trainer:
         state = torch.load(self.folder / "state.pt", map_location=self.device, weights_only=True)
         if DrafterConfig.from_dict(state["config"]) != self.model.config:
             raise InvalidRequest(
-                f"The run in {self.folder} trains another drafter shape: name another folder, or give its "
-                "own settings."
+                f"The run in {self.folder} trains another drafter shape: name another folder, or give its own settings."
             )
         self._put(state["model"])
         self.ema = state["ema"]
@@ -323,11 +314,7 @@ class Trainer:
         if not file.exists():
             return
         with file.open(newline="", encoding="utf-8") as lines:
-            rows = [
-                row
-                for row in csv.DictReader(lines)
-                if row["step"].isdigit() and int(row["step"]) <= self.step
-            ]
+            rows = [row for row in csv.DictReader(lines) if row["step"].isdigit() and int(row["step"]) <= self.step]
         scratch = file.with_suffix(".tmp")
         with scratch.open("w", newline="", encoding="utf-8") as out:
             writer = csv.DictWriter(out, _COLUMNS)
@@ -342,9 +329,7 @@ class Trainer:
             writer = csv.DictWriter(out, _COLUMNS)
             if fresh:
                 writer.writeheader()
-            told = {
-                name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()
-            }
+            told = {name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()}
             writer.writerow(told)
         self.on_log(row)
 

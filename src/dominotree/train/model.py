@@ -76,9 +76,7 @@ class Attention(nn.Module):
         past_keys, past_values = context
         length = past_keys.shape[2]
         folded = queries.reshape(sequences, self.kv_heads, groups * anchors * block, self.head_dim)
-        past = (folded @ past_keys.transpose(-1, -2)).view(
-            sequences, self.kv_heads, groups, anchors, block, length
-        )
+        past = (folded @ past_keys.transpose(-1, -2)).view(sequences, self.kv_heads, groups, anchors, block, length)
         past = past.masked_fill(hidden_context, float("-inf"))
         own = queries @ own_keys[:, :, None].transpose(-1, -2)  # [.., anchors, block, block]
         weights = torch.softmax(torch.cat([past, own], dim=-1), dim=-1)

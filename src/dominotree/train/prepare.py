@@ -51,9 +51,7 @@ class DrafterShape:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                raise InvalidRequest(
-                    f"Drafter setting {name!r} does not exist: expected one of {', '.join(known)}."
-                )
+                raise InvalidRequest(f"Drafter setting {name!r} does not exist: expected one of {', '.join(known)}.")
         ids = values.get("target_layer_ids")
         return cls(**{**values, "target_layer_ids": None if ids is None else tuple(ids)})
 
@@ -143,12 +141,8 @@ def new_config(target: TargetReader, corpus: Corpus, shape: DrafterShape) -> Dra
         "vocab_size": vocab,
         "block_size": shape.block_size,
         "num_target_layers": target.num_layers,
-        "target_layer_ids": list(
-            shape.target_layer_ids or evenly_spaced_layers(target.num_layers, shape.layers)
-        ),
-        "mask_token_id": _unused_token(target, corpus)
-        if shape.mask_token_id is None
-        else shape.mask_token_id,
+        "target_layer_ids": list(shape.target_layer_ids or evenly_spaced_layers(target.num_layers, shape.layers)),
+        "mask_token_id": _unused_token(target, corpus) if shape.mask_token_id is None else shape.mask_token_id,
         "rms_norm_eps": given["rms_norm_eps"],
         "rope_theta": given["rope_theta"],
         "max_position_embeddings": given["max_position_embeddings"],

@@ -70,8 +70,7 @@ def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetRead
     for scaled in ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier"):
         if getattr(config, scaled, None):
             raise UnsupportedModel(
-                f"The target {folder} has {scaled}, expected plain embedding and head: no drafter can be "
-                "trained."
+                f"The target {folder} has {scaled}, expected plain embedding and head: no drafter can be trained."
             )
     special: set[int] = set()
     if any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):

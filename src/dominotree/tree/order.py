@@ -45,9 +45,7 @@ def check_finite(values: Tensor) -> None:
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return
     if not bool(torch.isfinite(values).all()):
-        raise NumericalError(
-            "the drafter produced NaN or infinite values; its weights or its target are broken"
-        )
+        raise NumericalError("the drafter produced NaN or infinite values; its weights or its target are broken")
 
 
 def _topk_on_cpu(base: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,8 @@ class ConditionalScorer:
     ) -> None:
         """Take base logits `[B, K, V']`, the backbone's output `[B, K, H]`, target ids `[B]` of the roots.
 
-        `width` is M, 0 for V'; `scale` `[B]` multiplies every correction (None: 1). Raises `NumericalError` on a CPU where a depth has no finite largest logit.
+        `width` is M, 0 for V'; `scale` `[B]` multiplies every correction (None: 1). Raises `NumericalError` on a CPU
+        where a depth has no finite largest logit.
         """
         base = base.detach().float()
         self._logits, self.candidates = top_candidates(base, width)
@@ -159,9 +160,7 @@ class ConditionalScorer:
             return self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
         runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
         parts = inner.split_with_sizes([length for _, length in runs])
-        corrected = [
-            torch.addmm(self._logits[at], x, self._rows[at]) for (at, _), x in zip(runs, parts, strict=True)
-        ]
+        corrected = [torch.addmm(self._logits[at], x, self._rows[at]) for (at, _), x in zip(runs, parts, strict=True)]
         return corrected[0] if len(corrected) == 1 else torch.cat(corrected)
 
 

@@ -117,9 +117,7 @@ class Tree:
 
     def first(self, count: int) -> "Tree":
         """The leading `count` nodes."""
-        return Tree(
-            self.token[:count], self.parent[:count], self.depth[:count], self.score[:count], self.given[:count]
-        )
+        return Tree(self.token[:count], self.parent[:count], self.depth[:count], self.score[:count], self.given[:count])
 
     def reordered(self, score: list[float]) -> "Tree":
         """The same nodes with other path scores, best first again; a child's score must not exceed its parent's."""

@@ -60,9 +60,7 @@ class _States:
         parents, draft_ids = [], []
         for slot, (b, node) in enumerate(lanes, self._used):
             if node is None:
-                return self._slots.index_select(
-                    0, torch.tensor([b for b, _ in lanes])
-                )  # the first wave is all roots
+                return self._slots.index_select(0, torch.tensor([b for b, _ in lanes]))  # the first wave is all roots
             _, depth, parent, place, rows = node
             rows[0] = slot
             parents.append(b if parent is None else parent[4][0])
@@ -82,9 +80,7 @@ class _States:
 def _next_lanes(kept: list[_Node], b: int, depth_limit: int, budget: int) -> list[_Lane]:
     """The best nodes not expanded yet, by depth so that lanes of a depth stand side by side."""
     # The last node of a full tree is left alone: its children could only come after it.
-    waiting: list[_Lane] = [
-        (b, node) for node in kept[: budget - 1] if node[4][0] < 0 and node[1] + 1 < depth_limit
-    ]
+    waiting: list[_Lane] = [(b, node) for node in kept[: budget - 1] if node[4][0] < 0 and node[1] + 1 < depth_limit]
     # More lanes a wave make fewer waves, but expand nodes that a better one's children would have pushed out;
     # this many took least time over budgets from 8 to 128 and flat to peaked logits.
     del waiting[2 * isqrt(budget) :]
