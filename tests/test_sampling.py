@@ -124,7 +124,7 @@ def test_penalties_and_bias_apply_in_the_stated_order() -> None:
 def test_committed_tokens_follow_the_targets_distribution(drafting: Drafting, good: bool) -> None:
     """The first three tokens of many seeds, the token after a rejection included."""
     target = tiny_target("llama", vocab_size=12, scale=2.0)
-    prompt, runs = [3, 5, 7], 1500
+    prompt, runs = [3, 5, 7], 700
     drafter = tiny_drafter(target, draft_vocab=None, mask_token=1)
     counts = [np.zeros(12), np.zeros((12, 12))]
     rejected = np.zeros((12, 12))
@@ -151,7 +151,7 @@ def test_committed_tokens_follow_the_targets_distribution(drafting: Drafting, go
     joint = np.stack([first[t] * distribution([*prompt, t]) for t in range(12)])
     assert fits(counts[1].ravel(), joint.ravel() / joint.sum()) > 1e-4
     if drafting.method != "ar":
-        assert rejected.sum() > 50
+        assert rejected.sum() > 25
 
 
 @given(

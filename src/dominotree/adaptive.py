@@ -32,7 +32,7 @@ class AdaptiveBudget:
         return tree.first(cost_aware_count(chances, self.costs.round(len(tree), context)))
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
-        """Learns from a walk: `path` are the nodes walked (first -1, the root), `choices` the target's token at each."""
+        """Learns from a walk: `path` are the nodes walked (-1, the root, first), `choices` the tokens taken there."""
         for node, token in zip(path, choices, strict=False):
             children = tree.children(node)
             if children:

@@ -46,7 +46,7 @@ class Calibration:
         return cls(np.tile(np.array(_PRIOR_MEAN), (depths, 1)), np.tile(np.array(_PRIOR_PRECISION), (depths, 1, 1)))
 
     def acceptance(self, depth: npt.NDArray[np.int64], conditional: Floats) -> Floats:
-        """The chance that the target agrees with nodes at `depth` that have probability `conditional` below their parent."""
+        """The chance that the target agrees with nodes at `depth` of probability `conditional` below their parent."""
         x = _features(conditional)
         z = np.einsum("nf,nf->n", x, self.mean[depth])
         agreed: Floats = 1.0 / (1.0 + np.exp(-z))

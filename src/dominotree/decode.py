@@ -136,14 +136,14 @@ class Decoder:
                     self._prefill_chunk(generation)
                 self._release_finished()
                 if self._decoding:
-                    self._round(self._decoding)
+                    with Stopwatch(generation.stats for generation in self._decoding) as watch:
+                        self._round(self._decoding, watch)
             finally:
                 self._release_finished()
 
     # One round, as in the paper
 
-    def _round(self, batch: Sequence[Generation]) -> None:
-        watch = Stopwatch(generation.stats for generation in batch)
+    def _round(self, batch: Sequence[Generation], watch: Stopwatch) -> None:
         drafting = [generation for generation in batch if self._max_depth(generation) > 0]
         with watch.stage("draft"):
             draft = self._draft(drafting)
@@ -290,8 +290,6 @@ class Decoder:
             self._prefilling.remove(generation)
             self._decoding.append(generation)
         generation.stats.prefill_s += time.perf_counter() - started
-        if generation.prefilled == generation.stats.prompt_tokens:
-            generation.begin()
 
     def _release_finished(self) -> None:
         for running in (self._prefilling, self._decoding):

@@ -50,10 +50,20 @@ class Stats:
 
 
 class Stopwatch:
-    """Milliseconds per stage, added to every `Stats` that takes part."""
+    """Times a round and its stages for every `Stats` that takes part; what happens between rounds does not count."""
 
     def __init__(self, stats: Iterable[Stats]) -> None:
         self._stats = list(stats)
+        self._started = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        spent = time.perf_counter() - self._started
+        for stats in self._stats:
+            stats.decode_s += spent
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -114,7 +124,6 @@ class Generation:
         if codec is not None:  # a special token never shows in the text, so its name is looked for as a token
             self._stop_ids |= {token for stop in params.stop if (token := codec.special_id(stop)) is not None}
         self._text = None if codec is None else TextStream(codec, params.stop)
-        self._decoding_since = 0.0
 
     @property
     def new_tokens(self) -> list[int]:
@@ -140,10 +149,6 @@ class Generation:
         """Text that is new since the last call, in whole characters, nothing of a stop string in it."""
         return "" if self._text is None else self._text.take(final=self.finished)
 
-    def begin(self) -> None:
-        """The prompt is encoded; decoding starts now."""
-        self._decoding_since = time.perf_counter()
-
     def append(self, token: int) -> bool:
         """Adds a token to the answer; True when the answer ends with it."""
         self.tokens.append(token)
@@ -159,5 +164,3 @@ class Generation:
         self.finish_reason = reason
         if self._text is not None:
             self._text.finish()
-        if self._decoding_since:
-            self.stats.decode_s = time.perf_counter() - self._decoding_since

@@ -100,6 +100,9 @@ class Drafting:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 raise InvalidRequest(f"{name} is {value!r}; an integer from {low} to {high} is expected")
+        for name in ("noise_aware", "sampled_candidates", "reference_builder"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}; True or False is expected")
         if self.node_topk is not None and (not isinstance(self.node_topk, int) or self.node_topk < 1):
             raise InvalidRequest(f"node_topk is {self.node_topk!r}; a positive integer or None is expected")
 

@@ -104,15 +104,15 @@ def assert_same(a: Trees, b: Trees) -> None:
 
 
 def assert_close(a: Trees, b: Trees, tolerance: float = 1e-5) -> None:
-    """The same trees up to swaps of nodes whose scores differ by no more than `tolerance`."""
+    """The same trees up to swaps of nodes whose scores differ by no more than `tolerance`, relative above 1."""
     assert a.count.tolist() == b.count.tolist()
     for x, y in zip(range(a.batch), range(b.batch), strict=True):
         one, two = scored_paths(a, x), scored_paths(b, y)
         for path in one.keys() & two.keys():
-            assert abs(one[path] - two[path]) <= tolerance
+            assert abs(one[path] - two[path]) <= tolerance * max(1.0, abs(one[path]))
         last = min([*one.values(), *two.values()], default=0.0)
         for path in one.keys() ^ two.keys():
-            assert abs({**one, **two}[path] - last) <= tolerance
+            assert abs({**one, **two}[path] - last) <= tolerance * max(1.0, abs(last))
         scores = torch.tensor(sorted(one.values())), torch.tensor(sorted(two.values()))
         assert torch.allclose(*scores, atol=tolerance, rtol=0)
 

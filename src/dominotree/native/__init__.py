@@ -102,7 +102,8 @@ def _build(compiler: str, folder: Path) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     key = hashlib.sha256("\0".join((_SOURCE.read_text(), version, platform.machine(), _processor(), *_FLAGS)).encode())
     library = folder / f"kernels-{key.hexdigest()[:16]}.so"
-    if library.exists():
+    checksum = library.with_suffix(".sha256")
+    if library.exists() and checksum.exists() and checksum.read_text() == _sha256(library):
         return library
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -112,12 +113,16 @@ def _build(compiler: str, folder: Path) -> Path:
                 [compiler, *_FLAGS, *threads, str(_SOURCE), "-o", str(out), "-lm"], capture_output=True, text=True
             )
             if done.returncode == 0:
-                with out.open("rb") as written:
-                    os.fsync(written.fileno())  # loading a file cut short by a power failure kills the process
+                out.with_suffix(".sha256").write_text(_sha256(out))  # loading a file cut short kills the process
                 out.replace(library)
+                out.with_suffix(".sha256").replace(checksum)
                 return library
     said = done.stderr.strip().splitlines()
     raise subprocess.SubprocessError(said[-1] if said else f"{compiler} failed")
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _processor() -> str:
