@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tree"))
 
-from tabulated import random_head
+from tree.tabulated import random_head
 
 from dominotree.drafters.domino import DominoHead
 from dominotree.errors import InvalidCheckpoint

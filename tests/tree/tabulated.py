@@ -114,7 +114,7 @@ def assert_close(a: Trees, b: Trees, tolerance: float = 1e-5) -> None:
         for path in one.keys() ^ two.keys():
             assert abs({**one, **two}[path] - last) <= tolerance * max(1.0, abs(last))
         scores = torch.tensor(sorted(one.values())), torch.tensor(sorted(two.values()))
-        assert torch.allclose(*scores, atol=tolerance, rtol=0)
+        assert torch.allclose(*scores, atol=tolerance, rtol=tolerance)
 
 
 def scored_paths(trees: Trees, b: int) -> dict[tuple[int, ...], float]:

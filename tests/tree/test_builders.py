@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tabulated import TabulatedScorer, assert_close, assert_same, random_round, scored_paths, tabulated
 
 from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.tree.batched import build
 from dominotree.tree.reference import build_reference
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, StaticScorer
+from tree.tabulated import TabulatedScorer, assert_close, assert_same, random_round, scored_paths, tabulated
 
 SLOW = settings(max_examples=60, deadline=None)
 

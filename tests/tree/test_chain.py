@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from tabulated import random_round
 
 from dominotree.tree.batched import build
 from dominotree.tree.chain import base_chain, corrected_chain
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer
+from tree.tabulated import random_round
 
 
 def test_the_base_chain_takes_the_largest_logit_of_each_depth():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tabulated import random_round
 
 from dominotree.tree.order import stable_topk, top_candidates
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, StaticScorer
+from tree.tabulated import random_round
 
 
 @settings(max_examples=80, deadline=None)

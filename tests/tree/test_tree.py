@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tabulated import tabulated
 
 from dominotree.tree.batched import build
 from dominotree.tree.tree import Tree, Trees
+from tree.tabulated import tabulated
 
 
 @settings(max_examples=30, deadline=None)

@@ -39,11 +39,12 @@ def profile(
         costs = measure(pair.name, pair.target, used, repeats=repeats, tick=lambda: progress.advance(task))
     path = profile_path(costs.key)
     costs.save(path)
-    table = Table("context", "draft ms", *(f"{rows} rows" for rows in costs.rows))
-    for context, draft, curve in zip(costs.contexts, costs.draft_ms, costs.verify_ms, strict=True):
-        table.add_row(str(context), f"{draft:.1f}", *(f"{ms:.1f}" for ms in curve))
+    table = Table("", *(f"{context} tokens" for context in costs.contexts), title="ms at a context of")
+    table.add_row("draft", *(f"{ms:.1f}" for ms in costs.draft_ms))
+    for i, rows in enumerate(costs.rows):
+        table.add_row(f"verify {rows} rows", *(f"{curve[i]:.1f}" for curve in costs.verify_ms))
     console = Console()
-    console.print("Verify time in ms, fitted (monotone and convex in the rows):")
+    console.print("Verify times are fitted, monotone and convex in the rows.")
     console.print(table)
     console.print(f"kept in {path}", soft_wrap=True)
     if plot is not None:
