@@ -6,7 +6,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -127,13 +128,15 @@ class Decoder:
     def step(self) -> None:
         """Admits waiting requests, encodes one chunk of each prompt, and decodes one round of all others.
 
-        What a request's own logits processor raises comes through, ends that request, and leaves the others in order.
+        An error that is one request's own (its logits processor's, NaN in its rows, one while its prompt is encoded
+        or its kind of trees is built) comes through, ends that request, and leaves the others in order.
         """
         with self._lock:
             try:
                 self._admit()
                 for generation in list(self._prefilling):
-                    self._prefill_chunk(generation)
+                    with _ends([generation]):
+                        self._prefill_chunk(generation)
                 self._release_finished()
                 if self._decoding:
                     with Stopwatch(generation.stats for generation in self._decoding) as watch:
@@ -152,7 +155,7 @@ class Decoder:
         with watch.stage("verify"):
             segments = [_segment(g, trees.get(id(g), NO_TREE)) for g in batch]
             out = self.target.forward(self._cache, segments, feature_layers=self._feature_layers(batch))
-            greedy = _greedy_tokens(out.logits) if any(g.request.sampling.is_plain_greedy for g in batch) else []
+            greedy = argmax_rows(out.logits) if any(g.request.sampling.is_plain_greedy for g in batch) else []
         with watch.stage("commit"):
             first, kept = 0, []
             try:
@@ -186,7 +189,8 @@ class Decoder:
             part = draft if len(groups) == 1 else Draft(*(t[members] for t in (draft.roots, draft.hidden, draft.base)))
             depths = [self._max_depth(batch[i]) for i in members]
             noise = [_noise(batch[i]) for i in members]
-            grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths, noise)
+            with _ends([batch[i] for i in members]):
+                grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths, noise)
             for row, i in enumerate(members):
                 trees[id(batch[i])] = self._cut(batch[i], grown.single(row))
         return trees
@@ -316,14 +320,12 @@ class Decoder:
 
 def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[int]) -> int:
     sampler = generation.sampler
-    if greedy and sampler.params.is_plain_greedy:
-        token = greedy[0]
-    else:
-        try:
+    with _ends([generation]):  # its tokens may be ahead of its cache
+        if greedy and sampler.params.is_plain_greedy:
+            token = greedy[0]
+            check_best(math.nan if token < 0 else 0.0)
+        else:
             token = sampler.choose(logits, generation.new_tokens)
-        except BaseException:
-            generation.finish("abort")  # its tokens may be ahead of its cache
-            raise
     found = sampler.logprobs(logits, token)
     if found is not None:
         generation.logprobs.append(found)
@@ -331,11 +333,15 @@ def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[
     return token
 
 
-def _greedy_tokens(logits: torch.Tensor) -> list[int]:
-    """The argmax of every row; raises `NumericalError` for NaN."""
-    tokens = argmax_rows(logits)
-    check_best(math.nan if -1 in tokens else 0.0)
-    return tokens
+@contextmanager
+def _ends(generations: Sequence[Generation]) -> Iterator[None]:
+    """Ends the generations to which an error belongs, and lets it through."""
+    try:
+        yield
+    except BaseException:
+        for generation in generations:
+            generation.finish("abort")
+        raise
 
 
 def _noise(generation: Generation) -> Noise | None:

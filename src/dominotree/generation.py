@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -86,6 +86,8 @@ class Request:
     drafting: Drafting = field(default_factory=Drafting)
     reuse: bool = False
     """Whether cached keys and values of an earlier sequence with the same beginning may be taken over."""
+    stopping: Callable[[Sequence[int]], bool] | None = None
+    """Asked after every token, with prompt and answer so far, whether the answer ends with it."""
 
 
 class Generation:
@@ -153,7 +155,10 @@ class Generation:
         """Adds a token to the answer; True when the answer ends with it."""
         self.tokens.append(token)
         self.stats.new_tokens += 1
+        stopping = self.request.stopping
         if token in self._stop_ids or (self._text is not None and self._text.push(token)):
+            self.finish("stop")
+        elif stopping is not None and stopping(self.tokens):
             self.finish("stop")
         elif self.remaining == 0:
             self.finish("length")

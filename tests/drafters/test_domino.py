@@ -10,10 +10,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tree"))
 
-from tree.tabulated import random_head
-
 from dominotree.drafters.domino import DominoHead
 from dominotree.errors import InvalidCheckpoint
+from tree.tabulated import random_head
 
 
 def modules(tensors: dict[str, torch.Tensor]) -> tuple[torch.nn.GRU, torch.nn.Sequential]:
@@ -66,16 +65,6 @@ def test_the_input_table_changes_nothing(monkeypatch):
     without = random_head(offsets=True)[0]
     packed, ids = with_table.pack(with_table.initial_state(torch.tensor([1, 2]))), torch.tensor([8, 30])
     torch.testing.assert_close(with_table.step(packed, ids), without.step(packed, ids), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("limit", [0, 3 * 16 * 56, 10**6])
-def test_small_products_are_the_same_however_they_are_computed(limit, monkeypatch):
-    monkeypatch.setattr("dominotree.drafters.domino._SMALL_PRODUCT", limit)
-    head, tensors, _ = random_head()
-    state = torch.randn(8, 16)
-    weights = [tensors["prefix_gru.weight_hh_l0"], tensors["embed_proj.0.weight"][:, 24:]]
-    expected = torch.cat([*(state @ w.T for w in weights), state], dim=1)
-    torch.testing.assert_close(head.pack(state), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_bf16_weights_are_computed_with_in_fp32():

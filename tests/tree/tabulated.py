@@ -33,6 +33,9 @@ class TabulatedScorer:
         rows = state.expand(-1, -1, self.log_prob.shape[-1])
         return self.log_prob[:, depth].gather(1, rows)
 
+    def trie(self) -> None:
+        return None
+
     def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         return self.log_prob[torch.tensor(sequence), torch.tensor(depth), state[:, 0]]
 

@@ -83,25 +83,6 @@ def test_the_tree_is_the_best_nodes_of_the_whole_trie(seed, levels, width, budge
         assert all(path[:-1] in built for path in built if len(path) > 1)
 
 
-def test_waves_expand_several_nodes_at_once_and_few_in_vain(monkeypatch):
-    scorer = tabulated(1, 8, 64, seed=0)
-    lanes: list[int] = []
-    score = scorer.log_probs_at
-
-    def counted(sequence, depth, state):
-        lanes.append(len(sequence))
-        return score(sequence, depth, state)
-
-    monkeypatch.setattr(scorer, "log_probs_at", counted)
-    build_reference(scorer, 64)
-    assert max(lanes) == 1
-    alone = len(lanes)
-    lanes.clear()
-    build(scorer, 64)
-    assert len(lanes) <= alone / 4
-    assert sum(lanes) <= alone * 2
-
-
 def test_ties_fall_by_depth_then_parent_then_place():
     log_prob = torch.full((1, 2, 257, 3), -1.0)
     log_prob[0, 0] = torch.tensor([-1.0, -1.0, -2.0])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,9 +10,6 @@ from dominotree.errors import InvalidCheckpoint
 
 TABLE_BYTES = 64 * 2**20
 """Largest precomputed or widened copy of a weight the head makes for speed."""
-
-_SMALL_PRODUCT = 1_000_000
-"""Multiply-adds below which NumPy's BLAS has single-threaded kernels about twice as fast as PyTorch's."""
 
 _RELEASED_NAMES = (
     "prefix_gru.weight_ih_l0",
@@ -73,9 +69,13 @@ class DominoHead:
         hidden_half, state_half = torch.split(proj_in.detach().float(), [self.hidden_size, self.state_size], dim=1)
         self._hidden_half = hidden_half.t().contiguous()  # [H, E]
         self._from_state = torch.cat([gru_hh.detach().float(), state_half]).t().contiguous()  # [G, 3G+E]
+        # For the C kernel: rows padded to whole vectors, in bf16 where that loses nothing.
+        narrow = gru_hh.dtype == proj_in.dtype == torch.bfloat16
+        padded = F.pad(self._from_state, (0, -self._from_state.shape[1] % 16))
+        self.kernel_weight = padded.to(torch.bfloat16 if narrow else torch.float32)
         fits = proj_out.numel() * 4 <= TABLE_BYTES
         self.proj_out = proj_out.detach().float() if fits else proj_out.detach()  # [V', E]
-        self._input_table = self._make_input_table()
+        self.input_table = self._make_input_table()
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], embed: Embed, *, prefix_len: int) -> "DominoHead":
@@ -123,14 +123,14 @@ class DominoHead:
 
     def pack(self, state: Tensor) -> Tensor:
         """The packed form, fp32 `[..., 4G+E]`, of states `[..., G]`."""
-        return torch.cat([_matmul(state, self._from_state), state], dim=-1)
+        return torch.cat([state @ self._from_state, state], dim=-1)
 
     def step(self, packed: Tensor, draft_ids: Tensor) -> Tensor:
         """Packed states after choosing draft-vocabulary indices `[...]` from packed states `[..., 4G+E]`."""
-        if self._input_table is None:
+        if self.input_table is None:
             inputs = self._input_part(self.target_ids(draft_ids))
         else:
-            inputs = F.embedding(draft_ids, self._input_table)
+            inputs = F.embedding(draft_ids, self.input_table)
         return self.pack(self._gru_cell(packed, inputs))
 
     def inner(self, hidden_part: Tensor, packed: Tensor) -> Tensor:
@@ -164,20 +164,6 @@ class DominoHead:
         ids = torch.arange(self.vocab_size, device=self.proj_out.device)
         with torch.no_grad():
             return self._input_part(self.target_ids(ids))
-
-
-def _matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """`x [..., I] @ weight [I, O]`, both fp32 and contiguous, quick for a few rows on a CPU."""
-    rows = _SMALL_PRODUCT // weight.numel()
-    if rows == 0 or x.dim() != 2 or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return x @ weight
-    left, right = x.numpy(), weight.numpy()
-    if len(left) <= rows:
-        return torch.from_numpy(left @ right)
-    out = np.empty((len(left), right.shape[1]), dtype=np.float32)
-    for i in range(0, len(left), rows):
-        np.matmul(left[i : i + rows], right, out=out[i : i + rows])
-    return torch.from_numpy(out)
 
 
 def _check_shapes(gru_ih: Tensor, gru_hh: Tensor, proj_in: Tensor, proj_out: Tensor, d2t: Tensor | None) -> None:

@@ -24,7 +24,8 @@ _VOID_FUNCTIONS = {
     "dt_swiglu": [_P, _P, _I, _N, _N, _I],
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
 }
-_SOURCE = Path(__file__).with_name("kernels.c")
+_FOLDER = Path(__file__).parent
+_SOURCES = sorted(_FOLDER.glob("*.c"))
 _FLAGS = (
     "-O3",
     "-march=native",
@@ -74,6 +75,28 @@ class RopeStore(ctypes.Structure):
     ]
 
 
+class Forest(ctypes.Structure):
+    """Arguments of `dt_grow`."""
+
+    _fields_ = [
+        *[
+            (name, ctypes.c_int64)
+            for name in (
+                "sequences", "levels", "width", "size", "children", "state", "rank", "vocab", "prefix", "columns",
+            )
+        ],
+        ("weight_bf16", ctypes.c_int),
+        ("proj_bf16", ctypes.c_int),
+        *[
+            (name, ctypes.c_void_p)
+            for name in (
+                "log_prob", "logits", "candidates", "hidden_part", "root", "scale", "from_state", "input_table",
+                "proj_out", "budget", "depth_limit", "place", "parent", "depth", "count", "score",
+            )
+        ],
+    ]  # fmt: skip
+
+
 def _compiler() -> str | None:
     return next(
         (path for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (path := shutil.which(name))), None
@@ -100,7 +123,8 @@ def _build(compiler: str, folder: Path) -> Path:
     Raises `SubprocessError` when the compiler fails and `OSError` when the folder cannot be used.
     """
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    key = hashlib.sha256("\0".join((_SOURCE.read_text(), version, platform.machine(), _processor(), *_FLAGS)).encode())
+    source = "".join(file.read_text() for file in sorted([*_SOURCES, *_FOLDER.glob("*.h")]))
+    key = hashlib.sha256("\0".join((source, version, platform.machine(), _processor(), *_FLAGS)).encode())
     library = folder / f"kernels-{key.hexdigest()[:16]}.so"
     checksum = library.with_suffix(".sha256")
     if library.exists() and checksum.exists() and checksum.read_text() == _sha256(library):
@@ -109,9 +133,8 @@ def _build(compiler: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         out = Path(scratch) / library.name
         for threads in (("-fopenmp",), ()):
-            done = subprocess.run(
-                [compiler, *_FLAGS, *threads, str(_SOURCE), "-o", str(out), "-lm"], capture_output=True, text=True
-            )
+            command = [compiler, *_FLAGS, *threads, *map(str, _SOURCES), "-o", str(out), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode == 0:
                 out.with_suffix(".sha256").write_text(_sha256(out))  # loading a file cut short kills the process
                 out.replace(library)
@@ -149,6 +172,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the C kernels did not build: {error}"
     library.dt_attend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.dt_attend.restype = ctypes.c_int
+    library.dt_grow.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.dt_grow.restype = ctypes.c_int
     for function, arguments in _VOID_FUNCTIONS.items():
         getattr(library, function).argtypes = arguments
         getattr(library, function).restype = None

@@ -1,14 +1,15 @@
-"""The fast builder: the same trees as the reference heap, several nodes and all sequences at a time."""
+"""The fast builder: the same trees as the reference heap, without a pass of PyTorch for every node."""
 
 import torch
 from torch import Tensor
 
+from dominotree import native
 from dominotree.errors import InvalidRequest
+from dominotree.tree.heap import build_heap, trimmed
 from dominotree.tree.layers import build_layers
 from dominotree.tree.limits import Limit, children_per_node, per_sequence
 from dominotree.tree.scorers import Scorer
 from dominotree.tree.tree import Trees
-from dominotree.tree.waves import build_waves
 
 
 def build(
@@ -22,11 +23,11 @@ def build(
 ) -> Trees:
     """The best `budgets` nodes of each sequence's trie, as `build_reference` defines them (DominoTree).
 
-    With `early_stop` (the default on a CPU, and only there) nodes are expanded best-first in waves until none
-    is left, and the result has as many rows as its largest tree. Without it every depth is a layer of fixed
-    shape, the result has `size` rows (default: the largest budget), and nothing waits for the device where
-    `size` is given and limits are ints or tensors on it, so the build can be traced and captured; the values
-    of tensors are not checked then. Raises `InvalidRequest` for a limit out of range.
+    With `early_stop` (the default on a CPU, and only there) a C kernel takes the nodes off a heap one by one, where
+    there is a compiler and the scorer can be handed to it, and the result has as many rows as its largest tree.
+    Without it every depth is a layer of fixed shape, the result has `size` rows (default: the largest budget), and
+    nothing waits for the device where `size` is given and limits are ints or tensors on it, so the build can be
+    traced and captured; the values of tensors are not checked then. Raises `InvalidRequest` for a limit out of range.
     """
     batch, levels, width = scorer.tokens.shape
     children = children_per_node(node_topk, width)
@@ -39,7 +40,11 @@ def build(
         budget = per_sequence(budgets, batch, 0, "budgets")
         budget = [min(b, b if size is None else size) for b in budget]
         depth_limit = [min(d, levels) for d in per_sequence(max_depth, batch, levels, "max_depth")]
-        return build_waves(scorer, budget, children, depth_limit)
+        trie = scorer.trie() if native.available() else None
+        if trie is not None:
+            return build_heap(trie, scorer.tokens, budget, children, depth_limit)
+        limits = (torch.tensor(values, dtype=torch.int64) for values in (budget, depth_limit))
+        return trimmed(build_layers(scorer, next(limits), max(budget, default=0), children, next(limits)))
     if size is None:
         size = max(per_sequence(budgets, batch, 0, "budgets"), default=0)
     budget_rows = _on_device(budgets, batch, device, "budgets")

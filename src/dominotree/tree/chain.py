@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from dominotree import native
 from dominotree.drafters.domino import DominoHead, to_target_ids
+from dominotree.tree.heap import PathDependence, Trie, build_heap
 from dominotree.tree.limits import Limit, per_sequence
 from dominotree.tree.tree import Trees
 
@@ -37,6 +39,8 @@ def corrected_chain(
     """
     hidden_part = head.hidden_part(hidden)
     state = head.pack(head.initial_state(root_ids))
+    if base.device.type == "cpu" and native.available() and head.input_table is not None:
+        return _native_chain(base, hidden_part, state, head, max_depth, scale)
     best, log_prob = [], []
     for depth in range(base.shape[1]):
         logits = base[:, depth].detach().float()
@@ -49,6 +53,20 @@ def corrected_chain(
         if depth + 1 < base.shape[1]:
             state = head.step(state, top)
     return _chain(head.target_ids(torch.stack(best, dim=1)), torch.stack(log_prob, dim=1), max_depth)
+
+
+def _native_chain(
+    base: Tensor, hidden_part: Tensor, root: Tensor, head: DominoHead, max_depth: Limit | None, scale: Tensor | None
+) -> Trees:
+    """The chain as a tree whose nodes have one child each."""
+    batch, levels, vocab = base.shape
+    logits = base.detach().float()
+    ids = torch.arange(vocab, device=base.device).expand(batch, levels, vocab)
+    uncorrected = logits[:, : head.prefix_len].log_softmax(dim=-1)
+    factor = torch.ones(batch) if scale is None else scale
+    trie = Trie(ids, uncorrected, PathDependence(logits, hidden_part, root, factor, head))
+    depths = per_sequence(max_depth, batch, levels, "max_depth")
+    return build_heap(trie, head.target_ids(ids), depths, 1, depths)
 
 
 def _chain(token: Tensor, log_prob: Tensor, max_depth: Limit | None) -> Trees:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dominotree.drafters.domino import DominoHead, to_target_ids
+from dominotree.tree.heap import PathDependence, Trie
 from dominotree.tree.order import check_finite, top_candidates
 
 
@@ -40,6 +41,10 @@ class Scorer(Protocol):
         """The same for L lanes anywhere, fp32 `[L, M]`: `state [L, S]`, lane i proposing at `depth[i]`."""
         ...
 
+    def trie(self) -> Trie | None:
+        """The scores in the form that the C kernel reads, on a CPU; None where they have no such form."""
+        ...
+
 
 class SharedScorer:
     """A scorer whose log-probabilities, fp32 `[B, K, M]`, do not depend on the path."""
@@ -65,6 +70,10 @@ class SharedScorer:
     def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         """Log-probabilities `[L, M]` of lanes anywhere."""
         return self._log_prob.flatten(0, 1).index_select(0, _flat(sequence, depth, self._log_prob))
+
+    def trie(self) -> Trie | None:
+        """See `Scorer.trie`."""
+        return Trie(self.candidates, self._log_prob)
 
 
 class MarginalScorer(SharedScorer):
@@ -149,6 +158,15 @@ class ConditionalScorer:
         for i in shallow:
             log_prob[i] = self._prefix_log_prob[sequence[i], depth[i]]
         return log_prob
+
+    def trie(self) -> Trie | None:
+        """See `Scorer.trie`; None where the vocabulary is too large to have its GRU inputs tabulated."""
+        head = self._head
+        if head.input_table is None or head.proj_out.dtype == torch.float16:
+            return None
+        scale = torch.ones(len(self._logits)) if self._scale is None else self._scale.flatten()
+        path = PathDependence(self._logits, self._hidden_part, self._root_state, scale, self._head)
+        return Trie(self.candidates, self._prefix_log_prob, path)
 
     def _corrected_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         """Corrected logits `[L, M]`."""

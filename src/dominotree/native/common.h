@@ -1,0 +1,90 @@
+/* Vectors, conversions and exp, shared by the kernels. */
+#ifndef DOMINOTREE_COMMON_H
+#define DOMINOTREE_COMMON_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#define LANES 16 /* floats a vector; also the width of a transposed key block */
+
+typedef float vf __attribute__((vector_size(64), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t vu __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t vh __attribute__((vector_size(32), aligned(2)));
+
+static inline vf load_bf16(const uint16_t *p) {
+    vh h;
+    memcpy(&h, p, sizeof h);
+    return (vf)(__builtin_convertvector(h, vu) << 16);
+}
+
+static inline float widen(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static inline uint16_t narrow(float f) { /* round to nearest even; NaN stays NaN */
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+
+static inline float get(const void *p, int bf16, int64_t i) {
+    return bf16 ? widen(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
+
+static inline void put(void *p, int bf16, int64_t i, float x) {
+    if (bf16) ((uint16_t *)p)[i] = narrow(x);
+    else ((float *)p)[i] = x;
+}
+
+/* exp(x) for x <= 0, relative error about 1e-7. */
+static inline vf exp_nonpositive(vf x) {
+    const vf floor_x = (vf){0} - 87.0f;
+    vi below = x < floor_x;
+    x = (vf)(((vi)x & ~below) | ((vi)floor_x & below));
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    vf n = (x * 1.44269504088896341f + magic) - magic;
+    vf r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    vf p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi k = __builtin_convertvector(n, vi);
+    return p * (vf)((k + 127) << 23);
+}
+
+static inline float sum_lanes(vf x) {
+    float total = 0.0f;
+    for (int j = 0; j < LANES; j++) total += x[j];
+    return total;
+}
+
+static inline vf load(const void *p, int bf16, int64_t i) {
+    return bf16 ? load_bf16((const uint16_t *)p + i) : *(const vf *)((const float *)p + i);
+}
+
+static inline void store(void *p, int bf16, int64_t i, vf x) {
+    if (!bf16) {
+        *(vf *)((float *)p + i) = x;
+        return;
+    }
+    vu u = (vu)x, rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+    vu nan = (vu)(x != x);
+    rounded = (rounded & ~nan) | (nan & 0x7fc0u);
+    vh h = __builtin_convertvector(rounded, vh);
+    memcpy((uint16_t *)p + i, &h, sizeof h);
+}
+
+#endif

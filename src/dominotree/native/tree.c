@@ -1,0 +1,202 @@
+/* The best-first heap over a Domino drafter's tries, one sequence a task.
+ *
+ * A node's state and products are computed when it is taken into the tree; its children are kept sorted, and the
+ * frontier holds one cursor for each node taken, at its best child not yet taken. Order: score descending, depth
+ * ascending, parent's place in the tree ascending, place among the candidates ascending.
+ */
+#include "common.h"
+
+typedef struct {
+    int64_t sequences, levels, width, size, children; /* K depths, M candidates, rows of the result, children a node */
+    int64_t state, rank, vocab;                       /* G, E, V'; state 0: scores do not depend on the path */
+    int64_t prefix;                                   /* depths whose scores are in log_prob whatever the path */
+    int64_t columns;                                  /* padded 3G + E: row length of from_state */
+    int weight_bf16, proj_bf16;
+    const float *log_prob;      /* [sequences, state ? prefix : levels, width] */
+    const float *logits;        /* [sequences, levels, width] base logits of the candidates */
+    const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices */
+    const float *hidden_part;   /* [sequences, levels, rank] */
+    const float *root;          /* [sequences, 3G + E + G] products and states of the empty paths */
+    const float *scale;         /* [sequences] factor of every correction */
+    const void *from_state;     /* [G, columns] */
+    const float *input_table;   /* [V', 3G] */
+    const void *proj_out;       /* [V', E] */
+    const int64_t *budget, *depth_limit; /* [sequences] */
+    int64_t *place, *parent, *depth, *count; /* [sequences, size] and [sequences] */
+    float *score;               /* [sequences, size] */
+} Forest;
+
+typedef struct {
+    float score;
+    int32_t place;
+} Child;
+
+static inline float sigmoid_one(float x) {
+    float e = expf(-fabsf(x));
+    return (x >= 0 ? 1.0f : e) / (1.0f + e);
+}
+
+static inline vf sigmoid(vf x) {
+    vi negative = x < 0.0f;
+    vf e = exp_nonpositive(-(vf)((vi)x & 0x7fffffff));
+    vf top = (vf)(((vi)e & negative) | ((vi)((vf){0} + 1.0f) & ~negative));
+    return top / (1.0f + e);
+}
+
+/* out[columns] = state[G] @ from_state */
+static void products(const Forest *f, const float *state, float *out) {
+    int64_t c = 0;
+    for (; c + 8 * LANES <= f->columns; c += 8 * LANES) {
+        vf a[8] = {{0}};
+        for (int64_t g = 0; g < f->state; g++)
+            for (int j = 0; j < 8; j++)
+                a[j] = state[g] * load(f->from_state, f->weight_bf16, g * f->columns + c + j * LANES) + a[j];
+        for (int j = 0; j < 8; j++) *(vf *)(out + c + j * LANES) = a[j];
+    }
+    for (; c < f->columns; c += LANES) {
+        vf a = {0};
+        for (int64_t g = 0; g < f->state; g++) a = state[g] * load(f->from_state, f->weight_bf16, g * f->columns + c) + a;
+        *(vf *)(out + c) = a;
+    }
+}
+
+/* The GRU's next state (gates r, z, n, no biases) from a state, its products and a token's input part. */
+static void gru(int64_t size, const float *state, const float *recurrent, const float *input, float *next) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        vf r = sigmoid(*(vf *)(input + i) + *(vf *)(recurrent + i));
+        vf z = sigmoid(*(vf *)(input + size + i) + *(vf *)(recurrent + size + i));
+        vf n = sigmoid(2.0f * (*(vf *)(input + 2 * size + i) + r * *(vf *)(recurrent + 2 * size + i))) * 2.0f - 1.0f;
+        *(vf *)(next + i) = n + z * (*(vf *)(state + i) - n);
+    }
+    for (; i < size; i++) {
+        float r = sigmoid_one(input[i] + recurrent[i]), z = sigmoid_one(input[size + i] + recurrent[size + i]);
+        float n = tanhf(input[2 * size + i] + r * recurrent[2 * size + i]);
+        next[i] = n + z * (state[i] - n);
+    }
+}
+
+/* log_prob[width] of the candidates of one depth, for a node with these products; inner is scratch [rank]. */
+static void conditional(const Forest *f, int64_t at, float scale, const float *product, float *inner, float *log_prob) {
+    const float *hidden = f->hidden_part + at * f->rank, *logits = f->logits + at * f->width;
+    const int64_t *ids = f->candidates + at * f->width;
+    for (int64_t e = 0; e < f->rank; e++) {
+        float x = hidden[e] + product[3 * f->state + e];
+        inner[e] = x * sigmoid_one(x) * scale;
+    }
+    float top = -INFINITY;
+    for (int64_t m = 0; m < f->width; m++) {
+        const int64_t row = ids[m] * f->rank;
+        vf sum = {0};
+        float rest = 0.0f;
+        int64_t e = 0;
+        for (; e + LANES <= f->rank; e += LANES) sum = *(vf *)(inner + e) * load(f->proj_out, f->proj_bf16, row + e) + sum;
+        for (; e < f->rank; e++) rest += inner[e] * get(f->proj_out, f->proj_bf16, row + e);
+        log_prob[m] = logits[m] + (sum_lanes(sum) + rest);
+        top = log_prob[m] > top ? log_prob[m] : top;
+    }
+    double total = 0.0;
+    for (int64_t m = 0; m < f->width; m++) total += expf(log_prob[m] - top);
+    const float normaliser = top + logf((float)total);
+    for (int64_t m = 0; m < f->width; m++) log_prob[m] -= normaliser;
+}
+
+static inline int before(Child x, Child y) { return x.score > y.score || (x.score == y.score && x.place < y.place); }
+
+/* The best `most` of all[n], in order, into best; insertion, since most are turned away by the first comparison. */
+static int64_t keep_best(const Child *all, int64_t n, int64_t most, Child *best) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (kept == most && !before(all[i], best[kept - 1])) continue;
+        int64_t at = kept < most ? kept++ : kept - 1;
+        for (; at > 0 && before(all[i], best[at - 1]); at--) best[at] = best[at - 1];
+        best[at] = all[i];
+    }
+    return kept;
+}
+
+/* The children of a node that may enter, best first: at most f->children by log-probability, then `most` by score. */
+static int64_t sort_children(const Forest *f, float parent, const float *log_prob, int64_t most, Child *scratch, Child *out) {
+    Child *all = scratch, *capped = scratch + f->width;
+    int64_t n = 0;
+    for (int64_t m = 0; m < f->width; m++)
+        if (log_prob[m] > -INFINITY) all[n++] = (Child){log_prob[m], (int32_t)m};
+    if (f->children < n) {
+        n = keep_best(all, n, f->children, capped);
+        all = capped;
+    }
+    for (int64_t i = 0; i < n; i++) all[i].score = parent + all[i].score;
+    return keep_best(all, n, most, out);
+}
+
+static int grow_tree(const Forest *f, int64_t b) {
+    const int64_t budget = f->budget[b] < f->size ? f->budget[b] : f->size;
+    const int64_t limit = f->depth_limit[b] < f->levels ? f->depth_limit[b] : f->levels;
+    int64_t *place = f->place + b * f->size, *parent = f->parent + b * f->size, *depth = f->depth + b * f->size;
+    float *score = f->score + b * f->size;
+    f->count[b] = 0;
+    if (budget <= 0 || limit <= 0) return 0;
+    const int64_t most = budget < f->width ? budget : f->width, record = f->state + f->columns;
+    const int64_t nodes = budget + 1; /* the root is node 0 */
+    float *records = malloc((size_t)(nodes * record + f->rank + f->width) * sizeof(float) + 64);
+    Child *sorted = malloc((size_t)(nodes * most + 2 * f->width) * sizeof(Child));
+    int64_t *cursor = malloc((size_t)(2 * nodes) * sizeof(int64_t)), *known = cursor + nodes;
+    if (!records || !sorted || !cursor) {
+        free(records), free(sorted), free(cursor);
+        return 1;
+    }
+    float *inner = records + nodes * record, *log_prob = inner + f->rank;
+    Child *scratch = sorted + nodes * most;
+    for (int64_t taken = 0;; taken++) { /* node `taken` (0: the root) was taken last: put its children on the frontier */
+        const int64_t node = taken - 1, below = taken ? depth[node] + 1 : 0, at = b * f->levels + below;
+        cursor[taken] = known[taken] = 0;
+        if (below < limit) {
+            float *own = records + taken * record;
+            if (f->state && !taken) {
+                const int64_t made = 3 * f->state + f->rank;
+                const float *packed = f->root + b * (made + f->state);
+                memcpy(own, packed + made, (size_t)f->state * sizeof(float));
+                memcpy(own + f->state, packed, (size_t)made * sizeof(float));
+            } else if (f->state) {
+                const float *above = records + (parent[node] + 1) * record;
+                const int64_t id = f->candidates[(b * f->levels + depth[node]) * f->width + place[node]];
+                gru(f->state, above, above + f->state, f->input_table + id * 3 * f->state, own);
+                products(f, own, own + f->state);
+            }
+            const float *given = log_prob;
+            if (!f->state) given = f->log_prob + at * f->width;
+            else if (below < f->prefix) given = f->log_prob + (b * f->prefix + below) * f->width;
+            else conditional(f, at, f->scale[b], own + f->state, inner, log_prob);
+            known[taken] = sort_children(f, taken ? score[node] : 0.0f, given, most, scratch, sorted + taken * most);
+        }
+        if (taken == budget) break;
+        int64_t best = -1, best_depth = 0;
+        float best_score = -INFINITY;
+        for (int64_t i = 0; i <= taken; i++) {
+            if (cursor[i] == known[i]) continue;
+            const float here = sorted[i * most + cursor[i]].score;
+            const int64_t level = i ? depth[i - 1] + 1 : 0;
+            if (best < 0 || here > best_score || (here == best_score && level < best_depth))
+                best = i, best_depth = level, best_score = here;
+        }
+        if (best < 0 || !(best_score > -INFINITY)) break;
+        const Child *chosen = &sorted[best * most + cursor[best]++];
+        place[taken] = chosen->place;
+        parent[taken] = best - 1;
+        depth[taken] = best_depth;
+        score[taken] = chosen->score;
+        f->count[b] = taken + 1;
+    }
+    free(records), free(sorted), free(cursor);
+    return 0;
+}
+
+/* Returns 0, or 1 when memory ran out. Rows beyond a tree's count are left as they were. */
+int dt_grow(const Forest *f, int threads) {
+    int failed = 0;
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic) num_threads(threads) reduction(| : failed) if (f->sequences > 1)
+#endif
+    for (int64_t b = 0; b < f->sequences; b++) failed |= grow_tree(f, b);
+    return failed;
+}

@@ -1,0 +1,224 @@
+"""Answers as clients of the OpenAI API read them: whole, or chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from dominotree import __version__
+from dominotree.generation import FinishReason
+from dominotree.serve.engine import Answer, Event, ShownToken, describe
+from dominotree.text import TextCodec
+
+Json = dict[str, Any]
+FINGERPRINT = f"dominotree-{__version__}"
+
+
+def dumps(value: object) -> bytes:
+    """Compact JSON; half a surrogate pair, which UTF-8 cannot hold, is escaped."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
+class TokenNames:
+    """The text and the bytes that a token stands for."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._bytes_of = _byte_alphabet() if "ByteLevel" in _decoder_kinds(codec) else None
+
+    def bytes_of(self, token: int) -> bytes:
+        """Its bytes, which may be part of a character; a special token's name."""
+        name = self._codec.tokenizer.id_to_token(token)
+        if name is None:
+            return b""
+        if token in self._codec.special_ids:
+            return str(name).encode()
+        if self._bytes_of is not None:
+            known = [self._bytes_of.get(char) for char in name]
+            return bytes(b for b in known if b is not None) if None not in known else str(name).encode()
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
+            return bytes([int(name[3:5], 16)])
+        return str(name).replace("\u2581", " ").encode()
+
+    def text_of(self, token: int) -> str:
+        """Its text, with U+FFFD for part of a character."""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
+    def unique_text_of(self, token: int) -> str:
+        """Its text; its bytes spelt out where they are no text by themselves."""
+        raw = self.bytes_of(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
+
+
+def _decoder_kinds(codec: TextCodec) -> set[str]:
+    decoder = json.loads(codec.tokenizer.to_str()).get("decoder") or {}
+    return {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level tokenizers write bytes as: printable ones stand for themselves."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in plain]
+    return {**{chr(b): b for b in plain}, **{chr(256 + i): b for i, b in enumerate(rest)}}
+
+
+def usage(answers: Sequence[Answer], choices: int) -> Json:
+    """Token counts of a call; each prompt counts once, however many choices it has."""
+    firsts = answers[::choices]
+    prompt = sum(len(answer.request.prompt) for answer in firsts)
+    completion = sum(answer.stats.new_tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(answer.stats.reused_tokens for answer in firsts)},
+    }
+
+
+class Writer:
+    """Writes the answers of one call; the two routes differ in what a choice looks like."""
+
+    id_prefix = ""
+    whole = ""
+    chunk = ""
+
+    def __init__(self, model: str, names: TokenNames, *, show_decoding: bool, usage_chunk: bool) -> None:
+        self._names, self._show_decoding, self._usage_chunk = names, show_decoding, usage_chunk
+        self.id = self.id_prefix + secrets.token_hex(12)
+        self._head = {"created": int(time.time()), "model": model, "system_fingerprint": FINGERPRINT}
+
+    def reply(self, answers: Sequence[Answer], events: Sequence[Sequence[Event]], counts: Json) -> Json:
+        """The whole reply; `events[i]` are all of answer i."""
+        choices = []
+        for answer, parts in zip(answers, events, strict=True):
+            text = "".join(event.text for event in parts)
+            tokens = [token for event in parts for token in event.tokens]
+            choice = {
+                "index": answer.index,
+                **self._full(text),
+                "logprobs": self._logprobs(tokens) if answer.request.sampling.logprobs is not None else None,
+                "finish_reason": parts[-1].finish_reason,
+            }
+            choices.append(self._with_decoding(choice, answer))
+        return {"id": self.id, "object": self.whole, **self._head, "choices": choices, "usage": counts}
+
+    def chunks(self, answer: Answer, event: Event, *, first: bool) -> Iterator[Json]:
+        """The chunks that an event becomes."""
+        reason: FinishReason | None = event.finish_reason
+        wanted = answer.request.sampling.logprobs is not None
+        if first and (opening := self._opening()) is not None:
+            yield self._chunk([{"index": answer.index, **opening, "logprobs": None, "finish_reason": None}])
+        if event.text or event.tokens:
+            logprobs = self._logprobs(event.tokens) if wanted else None
+            piece = self._piece(event.text)
+            yield self._chunk([{"index": answer.index, **piece, "logprobs": logprobs, "finish_reason": None}])
+        if reason is not None:
+            last = {"index": answer.index, **self._closing(), "logprobs": None, "finish_reason": reason}
+            yield self._chunk([self._with_decoding(last, answer)])
+
+    def usage_chunk(self, counts: Json) -> Json | None:
+        """The chunk behind all others, where it was asked for."""
+        return {**self._chunk([]), "usage": counts} if self._usage_chunk else None
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        made = {"id": self.id, "object": self.chunk, **self._head, "choices": choices}
+        return {**made, "usage": None} if self._usage_chunk else made
+
+    def _with_decoding(self, choice: Json, answer: Answer) -> Json:
+        return {**choice, "decoding": describe(answer)} if self._show_decoding else choice
+
+    def _full(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _opening(self) -> Json | None:
+        raise NotImplementedError
+
+    def _piece(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _closing(self) -> Json:
+        raise NotImplementedError
+
+    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json:
+        raise NotImplementedError
+
+
+class ChatWriter(Writer):
+    """The form of chat completions."""
+
+    id_prefix = "chatcmpl-"
+    whole = "chat.completion"
+    chunk = "chat.completion.chunk"
+
+    def _full(self, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _opening(self) -> Json:
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def _piece(self, text: str) -> Json:
+        return {"delta": {"content": text}}
+
+    def _closing(self) -> Json:
+        return {"delta": {}}
+
+    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json:
+        content = [
+            {
+                **self._entry(token.found.token, token.found.logprob),
+                "top_logprobs": [self._entry(*alternative) for alternative in token.found.top],
+            }
+            for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        raw = self._names.bytes_of(token)
+        return {"token": self._names.text_of(token), "logprob": finite(logprob), "bytes": list(raw)}
+
+
+class CompletionWriter(Writer):
+    """The form of text completions."""
+
+    id_prefix = "cmpl-"
+    whole = chunk = "text_completion"
+
+    def _full(self, text: str) -> Json:
+        return {"text": text}
+
+    def _opening(self) -> None:
+        return None
+
+    def _piece(self, text: str) -> Json:
+        return {"text": text}
+
+    def _closing(self) -> Json:
+        return {"text": ""}
+
+    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json:
+        name = self._names.unique_text_of
+        return {
+            "tokens": [name(token.found.token) for token in tokens],
+            "token_logprobs": [finite(token.found.logprob) for token in tokens],
+            "top_logprobs": [self._alternatives(token) for token in tokens if token.found.top],
+            "text_offset": [token.offset for token in tokens],
+        }
+
+    def _alternatives(self, token: ShownToken) -> Json:
+        name, found = self._names.unique_text_of, token.found
+        top = {name(other): finite(logprob) for other, logprob in found.top}
+        return {**top, name(found.token): finite(found.logprob)}
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity: what is impossible gets a very low number, as clients of this API know it."""
+    return max(logprob, -9999.0)
