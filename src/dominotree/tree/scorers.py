@@ -121,11 +121,16 @@ class ConditionalScorer:
         normaliser = torch.logsumexp(base[:, : self._prefix], dim=-1, keepdim=True)
         self._prefix_log_prob = self._logits[:, : self._prefix] - normaliser
         # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
-        whole = self.candidates.shape[-1] == head.vocab_size
-        self._rows = None if whole else head.rows(self.candidates).transpose(-1, -2)  # [B, K, E, M]
-        if self._rows is not None and scale is not None:
-            self._rows = self._rows * scale[:, None, None, None]
+        self._whole = self.candidates.shape[-1] == head.vocab_size
+        self._rows: Tensor | None = None
         self._root_state = head.pack(head.initial_state(root_ids))
+
+    def _candidate_rows(self) -> Tensor:
+        """The candidates' rows of the second projection, `[B, K, E, M]`, times the scale; the C kernel does without."""
+        if self._rows is None:
+            rows = self._head.rows(self.candidates).transpose(-1, -2)
+            self._rows = rows if self._scale is None else rows * self._scale[..., None]
+        return self._rows
 
     def root_state(self) -> Tensor:
         """Packed state of the empty path, `[B, 4G+E]`."""
@@ -141,12 +146,12 @@ class ConditionalScorer:
             return self._prefix_log_prob[:, depth, None].expand(-1, state.shape[1], -1)
         inner = self._head.inner(self._hidden_part[:, depth, None], state)
         logits = self._logits[:, depth, None]
-        if self._rows is None:
+        if self._whole:
             ids = self.candidates[:, depth, None].expand(-1, state.shape[1], -1)
             inner = inner if self._scale is None else inner * self._scale
             corrected = logits + self._head.full_correction(inner).gather(-1, ids)
         else:
-            corrected = torch.baddbmm(logits, inner, self._rows[:, depth])
+            corrected = torch.baddbmm(logits, inner, self._candidate_rows()[:, depth])
         return torch.log_softmax(corrected, dim=-1)
 
     def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
@@ -172,13 +177,14 @@ class ConditionalScorer:
         """Corrected logits `[L, M]`."""
         where = _flat(sequence, depth, self.candidates)
         inner = self._head.inner(self._hidden_part.flatten(0, 1).index_select(0, where), state)
-        if self._rows is None:
+        if self._whole:
             ids = self.candidates.flatten(0, 1)[where]
             inner = inner if self._scale is None else inner * self._scale[sequence, 0]
             return self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
         runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
         parts = inner.split_with_sizes([length for _, length in runs])
-        corrected = [torch.addmm(self._logits[at], x, self._rows[at]) for (at, _), x in zip(runs, parts, strict=True)]
+        rows = self._candidate_rows()
+        corrected = [torch.addmm(self._logits[at], x, rows[at]) for (at, _), x in zip(runs, parts, strict=True)]
         return corrected[0] if len(corrected) == 1 else torch.cat(corrected)
 
 
