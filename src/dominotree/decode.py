@@ -156,18 +156,31 @@ class Decoder:
             segments = [_segment(g, trees.get(id(g), NO_TREE)) for g in batch]
             out = self.target.forward(self._cache, segments, feature_layers=self._feature_layers(batch))
             greedy = argmax_rows(out.logits) if any(g.request.sampling.is_plain_greedy for g in batch) else []
-        with watch.stage("commit"):
-            first, kept = 0, []
-            try:
-                for generation, segment in zip(batch, segments, strict=True):
-                    rows = slice(first, first + len(segment.tokens))
-                    tree = trees.get(id(generation), NO_TREE)
-                    path = self._accept(generation, tree, out.logits[rows], greedy[rows])
-                    self._keep(generation, path)
-                    kept.append([first + row for row in path])
-                    first = rows.stop
-            finally:  # a request that fails must not leave those before it without their drafter's context
+        kept: list[list[int]] = []
+        try:
+            with watch.stage("commit"):
+                self._commit(batch, trees, segments, out.logits, greedy, kept)
+        finally:  # a request that fails must not leave those before it without their drafter's context
+            with watch.stage("draft"):
                 self._extend_context(batch[: len(kept)], kept, out.features)
+
+    def _commit(
+        self,
+        batch: Sequence[Generation],
+        trees: dict[int, Tree],
+        segments: Sequence[Segment],
+        logits: torch.Tensor,
+        greedy: Sequence[int],
+        kept: list[list[int]],
+    ) -> None:
+        """Accepts and keeps each sequence's path; adds its rows, counted through the batch, to `kept`."""
+        first = 0
+        for generation, segment in zip(batch, segments, strict=True):
+            rows = slice(first, first + len(segment.tokens))
+            path = self._accept(generation, trees.get(id(generation), NO_TREE), logits[rows], greedy[rows])
+            self._keep(generation, path)
+            kept.append([first + row for row in path])
+            first = rows.stop
 
     def _draft(self, batch: Sequence[Generation]) -> Draft | None:
         if not batch or self.drafter is None or self._drafts is None:

@@ -22,7 +22,7 @@ STAGES = ("draft", "build", "verify", "commit")
 
 @dataclass
 class Stats:
-    """What decoding cost. `accepted[i]` are the tokens round i committed, counted after any stop."""
+    """What decoding cost. The draft stage includes encoding the drafter's context. `accepted[i]` are the tokens round i committed, counted after any stop."""
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -156,9 +156,7 @@ class Generation:
         self.tokens.append(token)
         self.stats.new_tokens += 1
         stopping = self.request.stopping
-        if token in self._stop_ids or (self._text is not None and self._text.push(token)):
-            self.finish("stop")
-        elif stopping is not None and stopping(self.tokens):
+        if token in self._stop_ids or (self._text is not None and self._text.push(token)) or (stopping is not None and stopping(self.tokens)):
             self.finish("stop")
         elif self.remaining == 0:
             self.finish("length")

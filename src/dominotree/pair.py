@@ -120,17 +120,11 @@ class Pair:
 
         `context` bounds prompt and answer together; None: what the target was made for.
         """
-        for field, value in (("context", context), ("max_batch", max_batch)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-                raise InvalidRequest(f"{field} is {value!r}; an integer is expected")
-        if context is not None and context < 2:
-            raise InvalidRequest(f"context is {context}; at least 2 tokens are expected")
+        _check_sizes(context, max_batch)
         if context is not None and context > target.max_positions:
             raise InvalidRequest(
                 f"context is {context}; this target was made for at most {target.max_positions} tokens"
             )
-        if max_batch < 1:
-            raise InvalidRequest(f"max_batch is {max_batch}; a positive integer is expected")
         self.target, self.codec, self.name = target, codec, name
         self.drafter, self._dflash = drafter, dflash_drafter
         self.context = target.max_positions if context is None else context
@@ -342,6 +336,16 @@ def is_batch(prompt: Any) -> bool:
     )
 
 
+def _check_sizes(context: int | None, max_batch: int) -> None:
+    for field, value in (("context", context), ("max_batch", max_batch)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InvalidRequest(f"{field} is {value!r}; an integer is expected")
+    if context is not None and context < 2:
+        raise InvalidRequest(f"context is {context}; at least 2 tokens are expected")
+    if max_batch < 1:
+        raise InvalidRequest(f"max_batch is {max_batch}; a positive integer is expected")
+
+
 def load(
     name: str | None = None,
     *,
@@ -360,7 +364,8 @@ def load(
 
     `name` is a named pair of ours, or use `target` and `drafter`: local folders, hub ids or names of pairs;
     drafter "none" leaves it out. Without either it is the default pair. `dtype` "auto" takes bf16 where the
-    hardware has it. `exact`: see `DecoderTarget`. Raises `ModelNotFound`, `UnsupportedModel`,
+    hardware has it. `exact`: see `DecoderTarget`. A target that our own decoder does not know is run by transformers,
+    where it has full attention; a notice says so. Raises `ModelNotFound`, `UnsupportedModel`,
     `InvalidCheckpoint` with one line each.
     """
     set_threads(threads)
@@ -369,8 +374,9 @@ def load(
         raise InvalidRequest("give a pair's name or a target, not both")
     on = parse_device(device)
     kind = parse_dtype(dtype, on)
+    _check_sizes(context, max_batch)
     folder = hub.resolve_target(chosen, progress=progress)
-    model = load_target(folder, dtype=kind, device=on, exact=exact)
+    model = load_target(folder, dtype=kind, device=on, exact=exact, context=context)
     codec = TextCodec.from_folder(folder)
     if drafter is None and chosen in hub.PAIRS and hub.PAIRS[chosen].drafter is not None:
         drafter = f"{chosen}-domino"
@@ -378,13 +384,16 @@ def load(
         dflash_drafter = f"{chosen}-dflash"
 
     def read(wanted: str | None) -> Drafter | None:
-        return _load_drafter(wanted, model, codec, progress)
+        return load_drafter(wanted, model, codec, progress=progress)
 
     later = None if dflash_drafter in (None, "none") else lambda: read(dflash_drafter)
     return Pair(model, codec, read(drafter), later, context=context, max_batch=max_batch, name=chosen)
 
 
-def _load_drafter(name: str | None, target: Target, codec: TextCodec, progress: bool) -> Drafter | None:
+def load_drafter(
+    name: str | None, target: Target, codec: TextCodec | None, *, progress: bool = True
+) -> Drafter | None:
+    """The drafter called `name` (a folder, hub id or name of ours), fitted to `target`; None for none."""
     if name is None or name == "none":
         return None
     folder: Path = hub.resolve_drafter(name, progress=progress)
@@ -398,7 +407,7 @@ def _load_drafter(name: str | None, target: Target, codec: TextCodec, progress: 
         vocab_size=target.vocab_size,
         num_layers=target.num_layers,
         stop_token_ids=target.eos_token_ids,
-        tokenizer_size=codec.vocab_size,
+        tokenizer_size=None if codec is None else codec.vocab_size,
         draft_tokens=draft_token_ids(tensors),
     )
     return Drafter(config, tensors, target)

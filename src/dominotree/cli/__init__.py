@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dominotree import __version__
-from dominotree.cli import bench, chat, demo, generate, methods, profile, report, tune
+from dominotree.cli import bench, chat, demo, generate, methods, profile, report, serve, tune
 from dominotree.cli.common import OneLineErrors
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("methods")(methods.methods)
 app.command("profile")(profile.profile)
 app.command("tune")(tune.tune)

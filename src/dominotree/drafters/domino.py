@@ -75,6 +75,7 @@ class DominoHead:
         self.kernel_weight = padded.to(torch.bfloat16 if narrow else torch.float32)
         fits = proj_out.numel() * 4 <= TABLE_BYTES
         self.proj_out = proj_out.detach().float() if fits else proj_out.detach()  # [V', E]
+        self.kernel_proj_out = proj_out.detach() if proj_out.dtype == torch.bfloat16 else self.proj_out
         self.input_table = self._make_input_table()
 
     @classmethod
@@ -101,6 +102,16 @@ class DominoHead:
         inputs = F.linear(self._embed(root_ids).detach().float(), self._gru_ih[self.state_size :])
         update, new = inputs.chunk(2, -1)
         return (1 - torch.sigmoid(update)) * torch.tanh(new)
+
+    def root_inputs(self, root_ids: Tensor) -> Tensor:
+        """The GRU's input products of the roots, fp32 `[B, 3G]`, out of the table where it holds them all."""
+        if self.input_table is None:
+            return self._input_part(root_ids)
+        if self.d2t is None:
+            return self.input_table[root_ids]
+        known = self.target_ids(torch.arange(self.vocab_size, device=self.d2t.device))
+        place = torch.searchsorted(known, root_ids).clamp(max=self.vocab_size - 1)
+        return self.input_table[place] if torch.equal(known[place], root_ids) else self._input_part(root_ids)
 
     def advance(self, state: Tensor, token_ids: Tensor) -> Tensor:
         """State after choosing target tokens `[...]` from states `[..., G]`, fp32 `[..., G]`."""

@@ -16,7 +16,7 @@ typedef struct {
     const float *logits;        /* [sequences, levels, width] base logits of the candidates */
     const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices */
     const float *hidden_part;   /* [sequences, levels, rank] */
-    const float *root;          /* [sequences, 3G + E + G] products and states of the empty paths */
+    const float *root;          /* [sequences, 3G] input parts of the roots */
     const float *scale;         /* [sequences] factor of every correction */
     const void *from_state;     /* [G, columns] */
     const float *input_table;   /* [V', 3G] */
@@ -153,10 +153,9 @@ static int grow_tree(const Forest *f, int64_t b) {
         if (below < limit) {
             float *own = records + taken * record;
             if (f->state && !taken) {
-                const int64_t made = 3 * f->state + f->rank;
-                const float *packed = f->root + b * (made + f->state);
-                memcpy(own, packed + made, (size_t)f->state * sizeof(float));
-                memcpy(own + f->state, packed, (size_t)made * sizeof(float));
+                memset(own, 0, (size_t)record * sizeof(float)); /* the empty path: zero state, zero products */
+                gru(f->state, own, own + f->state, f->root + b * 3 * f->state, own);
+                products(f, own, own + f->state);
             } else if (f->state) {
                 const float *above = records + (parent[node] + 1) * record;
                 const int64_t id = f->candidates[(b * f->levels + depth[node]) * f->width + place[node]];
@@ -199,4 +198,36 @@ int dt_grow(const Forest *f, int threads) {
 #endif
     for (int64_t b = 0; b < f->sequences; b++) failed |= grow_tree(f, b);
     return failed;
+}
+
+/* The k largest of each row of values[rows, width], value descending, then index ascending; out begins with a NaN where
+ * the row holds one. */
+void dt_top(const float *values, int64_t rows, int64_t width, int64_t k, float *out, int64_t *index, int threads) {
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+#endif
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = values + r * width;
+        float *best = out + r * k;
+        int64_t *where = index + r * k, kept = 0;
+        int bad = 0;
+        for (int64_t c = 0; c < width; c += LANES) {
+            const int64_t end = c + LANES < width ? c + LANES : width;
+            if (kept == k && end - c == LANES) { /* most vectors hold nothing that is larger than the least one kept */
+                vf x = *(const vf *)(row + c);
+                vi above = (x > best[k - 1]) | (x != x);
+                int any = 0;
+                for (int j = 0; j < LANES; j++) any |= above[j];
+                if (!any) continue;
+            }
+            for (int64_t i = c; i < end; i++) {
+                bad |= row[i] != row[i];
+                if (kept == k && !(row[i] > best[k - 1])) continue;
+                int64_t at = kept < k ? kept++ : k - 1;
+                for (; at > 0 && row[i] > best[at - 1]; at--) best[at] = best[at - 1], where[at] = where[at - 1];
+                best[at] = row[i], where[at] = i;
+            }
+        }
+        if (bad) best[0] = NAN;
+    }
 }

@@ -86,6 +86,8 @@ def _field(message: str, prompt_field: str | None) -> str | None:
 
 
 _FIELDS = frozenset(
-    "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty logit_bias seed stop "
-    "stop_token_ids ignore_eos method budget candidates node_topk noise_aware response_format".split()
+    {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+    | {"logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "response_format", "stream_options", "n"}
+    | {"method", "budget", "candidates", "node_topk", "noise_aware", "max_tokens", "top_logprobs", "tools"}
+    | {"tool_choice", "parallel_tool_calls", "chat_template_kwargs"}
 )

@@ -51,9 +51,7 @@ class Metrics:
         self.rounds = counter("rounds", "Verification rounds, counted once per sequence.")
         self.round_tokens = counter("round_tokens", "Tokens committed by rounds; over rounds it is tau.")
         self.nodes = counter("draft_nodes", "Nodes of trees verified.")
-        self.accepted_at = counter(
-            "accepted_drafts_at_depth", "Rounds that accepted a draft at this depth.", ("depth",)
-        )
+        self.accepted_at = counter("accepted_drafts_at_depth", "Rounds that accepted at this depth.", ("depth",))
         self.slots = gauge("slots", "Sequences that can be decoded at once.")
         self.running = gauge("running", "Sequences in a slot.")
         self.waiting = gauge("waiting", "Sequences in the queue.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,10 +20,38 @@ MAX_COMPLETION_ALTERNATIVES = 5
 DEFAULT_COMPLETION_TOKENS = 16
 
 UNSUPPORTED = frozenset(
-    "audio best_of echo function_call functions max_tool_calls modalities moderation prediction prompt_cache_options "
-    "prompt_cache_retention prompt_logprobs reasoning_effort service_tier store suffix verbosity web_search_options "
-    "guided_json guided_regex guided_choice guided_grammar structured_outputs best_of use_beam_search length_penalty "
-    "typical_p mirostat dry_multiplier allowed_token_ids bad_words min_tokens logit_processors".split()
+    {
+        "allowed_token_ids",
+        "audio",
+        "bad_words",
+        "best_of",
+        "echo",
+        "function_call",
+        "functions",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "length_penalty",
+        "logits_processors",
+        "max_tool_calls",
+        "min_tokens",
+        "modalities",
+        "moderation",
+        "prediction",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "prompt_logprobs",
+        "reasoning_effort",
+        "service_tier",
+        "store",
+        "structured_outputs",
+        "suffix",
+        "typical_p",
+        "use_beam_search",
+        "verbosity",
+        "web_search_options",
+    }
 )
 """Fields of this and similar APIs that are refused by name."""
 
@@ -47,6 +76,17 @@ TokenText = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Body(_Strict):
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, data: Any) -> Any:
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("the body holds half of a surrogate pair, which is no text") from None
+        return data
 
 
 class StreamOptions(_Strict):
@@ -87,7 +127,7 @@ class ResponseFormat(_Strict):
         return {"type": "object"} if self.json_schema is None else self.json_schema.schema_
 
 
-class _Generate(_Strict):
+class _Generate(_Body):
     """What chat and text completions have in common."""
 
     prompt_field: ClassVar[str]
@@ -176,7 +216,8 @@ class _Generate(_Strict):
         if drafting.kind.shape == "none":
             idle |= {"noise_aware"}
         for name in sorted(idle):
-            if getattr(self, name):
+            given = getattr(self, name)
+            if given is not None and given is not False:
                 raise InvalidRequest(f"{name} has no effect with method {drafting.method}; leave it out")
         return drafting
 
@@ -344,8 +385,8 @@ class CompletionRequest(_Generate):
         if isinstance(prompt, str):
             return [prompt]
         if isinstance(prompt[0], int):
-            return [[int(token) for token in prompt]]  # type: ignore[arg-type]
-        found: list[str | list[int]] = list(prompt)  # type: ignore[arg-type]
+            return [[int(token) for token in prompt]]
+        found: list[str | list[int]] = list(prompt)
         if any(not part and not isinstance(part, str) for part in found):
             raise InvalidRequest("prompt holds an empty list of token ids; give at least one token")
         if len(found) * self.choices > MAX_CHOICES:
@@ -361,7 +402,7 @@ class CompletionRequest(_Generate):
         return self.logprobs
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(_Body):
     """POST /tokenize: plain text, or a conversation through the chat template."""
 
     model: str | None = None
@@ -379,7 +420,7 @@ class TokenizeRequest(_Strict):
         return self
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(_Body):
     """POST /detokenize."""
 
     model: str | None = None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from dominotree.errors import UnsupportedModel
+from dominotree.targets.base import Target
 from dominotree.targets.config import TargetConfig
 from dominotree.targets.decoder import DecoderTarget
+
+log = logging.getLogger("dominotree")
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -30,7 +34,33 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def load_target(folder: Path, *, dtype: torch.dtype, device: torch.device, exact: bool | None = None) -> DecoderTarget:
-    """The target in `folder` as our own decoder; raises `UnsupportedModel` naming what cannot be run exactly."""
-    config = TargetConfig.read(folder)
+def load_target(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, exact: bool | None = None, context: int | None = None
+) -> Target:
+    """The target in `folder`: our own decoder, or what transformers makes of a model that ours refuses (a notice says).
+
+    `context` is the most tokens that are asked of it, None for all it was made for. Raises `UnsupportedModel` naming
+    what neither runs exactly.
+    """
+    try:
+        config = TargetConfig.read(folder)
+    except UnsupportedModel as refusal:
+        if refusal.__cause__ is not None:  # the config cannot even be read
+            raise
+        return _fallback(str(refusal), folder, dtype, device, exact, context)
     return DecoderTarget(config, read_tensors(folder), dtype=dtype, device=device, exact=exact)
+
+
+def _fallback(
+    refusal: str, folder: Path, dtype: torch.dtype, device: torch.device, exact: bool | None, context: int | None
+) -> Target:
+    if exact:
+        raise UnsupportedModel(f"{refusal}; exact needs our own decoder, leave it out to run the model by transformers")
+    from dominotree.targets.transformers import load_transformers_target
+
+    try:
+        target = load_transformers_target(folder, dtype=dtype, device=device, context=context)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{refusal}; {error}") from error
+    log.warning(f"{refusal}: transformers runs this target, one sequence at a time")
+    return target

@@ -96,6 +96,7 @@ class ModelCache(SlotCache):
             layer.seen = start
         return self.sequences[slot]
 
+    @torch.inference_mode()
     def commit(self, slot: int, tail: Sequence[int]) -> None:
         """See `SlotCache.commit`."""
         start = self.lengths[slot]
@@ -135,11 +136,13 @@ class TransformersTarget:
         self.num_layers = len(self._layers)
         made_for = positions(config)
         self.max_positions = made_for if context is None else min(context, made_for)
-        self.window = min((layer.sliding_window for layer in _plain_cache(config).layers if layer.is_sliding), default=None)
+        self._limits = limits(config)
         self.check_context(self.max_positions)
         eos = getattr(model.generation_config, "eos_token_id", None)
         eos = config.eos_token_id if eos is None else eos
-        self.eos_token_ids: tuple[int, ...] = tuple(eos) if isinstance(eos, (list, tuple)) else (eos,) * (eos is not None)
+        self.eos_token_ids: tuple[int, ...] = (
+            tuple(eos) if isinstance(eos, (list, tuple)) else (eos,) * (eos is not None)
+        )
         self.dtype, self.device = model.dtype, model.device
         parameters = inspect.signature(model.forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -147,13 +150,19 @@ class TransformersTarget:
         use_masked_attention(model)
         self._check_a_tree()
 
+    def is_still(self, model: Any) -> bool:
+        """Whether this is the target of `model` as it stands: neither moved nor given another head."""
+        same = model is self.model and model.device == self.device and model.dtype == self.dtype
+        return bool(same and model.get_output_embeddings().weight is self._head_weight)
+
     def check_context(self, context: int) -> None:
-        """Raises `UnsupportedModel` where a sliding window would be in use within `context` tokens."""
-        if self.window is not None and context > self.window:
-            raise UnsupportedModel(
-                f"{_name(self.model)} has layers with a sliding_window of {self.window} tokens and {context} are asked "
-                f"for; only full attention is run exactly: use a context of at most {self.window}"
-            )
+        """Raises `UnsupportedModel` where the model would not be run exactly for all of `context` tokens."""
+        for tokens, reason in self._limits:
+            if context > tokens:
+                raise UnsupportedModel(
+                    f"{_name(self.model)} {reason} and {context} tokens are asked for; "
+                    f"use a context of at most {tokens}"
+                )
 
     def new_cache(self, slots: int, length: int) -> ModelCache:
         """See `Target.new_cache`."""
@@ -282,7 +291,9 @@ def refusal(model: Any) -> str | None:
         named = f" ({', '.join(kinds)} layers)" if kinds else ""
         return f"keeps recurrent state{named}, which cannot be rolled back when a draft is rejected"
     layers = _plain_cache(config).layers
-    odd = sorted({type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__})
+    odd = sorted(
+        {type(layer).__name__ for layer in layers} - {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+    )
     if odd:
         return f"has layers {', '.join(kinds) or odd[0]}, whose cache ({', '.join(odd)}) cannot be rolled back"
     parameters = inspect.signature(model.forward).parameters
@@ -314,6 +325,23 @@ def positions(config: Any) -> int:
         if isinstance(value, int) and value > 0:
             return value
     return _NO_LIMIT
+
+
+def limits(config: Any) -> list[tuple[int, str]]:
+    """Up to how many tokens a config's model is a full-attention model of fixed rotary angles, and what then begins."""
+    found = []
+    for window in sorted({layer.sliding_window for layer in _plain_cache(config).layers if layer.is_sliding}):
+        found.append(
+            (window, f"has layers with a sliding_window of {window} tokens (only full attention runs exactly)")
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        kind = part.get("rope_type")
+        if kind in ("dynamic", "longrope"):
+            original = part.get("original_max_position_embeddings") if kind == "longrope" else None
+            original = original or getattr(config, "original_max_position_embeddings", None) or positions(config)
+            found.append((original, f"has {kind} rotary embeddings, whose angles change beyond {original} tokens"))
+    return found
 
 
 def decoder_layers(model: Any, count: int) -> nn.ModuleList:

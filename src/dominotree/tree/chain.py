@@ -38,9 +38,9 @@ def corrected_chain(
     `prefix_len` are left as they are.
     """
     hidden_part = head.hidden_part(hidden)
-    state = head.pack(head.initial_state(root_ids))
     if base.device.type == "cpu" and native.available() and head.input_table is not None:
-        return _native_chain(base, hidden_part, state, head, max_depth, scale)
+        return _native_chain(base, hidden_part, head.root_inputs(root_ids), head, max_depth, scale)
+    state = head.pack(head.initial_state(root_ids))
     best, log_prob = [], []
     for depth in range(base.shape[1]):
         logits = base[:, depth].detach().float()

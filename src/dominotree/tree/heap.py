@@ -18,8 +18,8 @@ from dominotree.tree.tree import Trees
 class PathDependence:
     """What corrections along a path are made of.
 
-    `logits` `[B, K, M]` base logits of the candidates, `hidden_part` `[B, K, E]`, `root` `[B, 4G+E]` packed states,
-    `scale` `[B]` the factor of every correction; all fp32.
+    `logits` `[B, K, M]` base logits of the candidates, `hidden_part` `[B, K, E]`, `root` `[B, 3G]` the GRU's input
+    products of the roots, `scale` `[B]` the factor of every correction; all fp32.
     """
 
     logits: Tensor
@@ -100,7 +100,7 @@ def _fill_path(forest: native.Forest, path: PathDependence, prefix: int) -> list
     """Points `forest` at what corrections need; returns the tensors that have to outlive the call."""
     head = path.head
     assert head.input_table is not None, "a head without the table has no trie"
-    weight, proj_out = head.kernel_weight, head.proj_out
+    weight, proj_out = head.kernel_weight, head.kernel_proj_out
     held = [x.contiguous() for x in (path.logits, path.hidden_part, path.root, path.scale)]
     forest.state, forest.rank, forest.vocab = head.state_size, head.rank, head.vocab_size
     forest.prefix, forest.columns = prefix, weight.shape[1]

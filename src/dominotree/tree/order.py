@@ -1,9 +1,9 @@
 """Sorting with the tie rules every builder shares: larger value first, then smaller index."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from dominotree import native
 from dominotree.errors import NumericalError
 
 
@@ -34,8 +34,10 @@ def top_candidates(base: Tensor, width: int) -> tuple[Tensor, Tensor]:
         return stable_topk(base, width)
     if width == vocab:
         logits, ids = torch.sort(base, dim=-1, descending=True, stable=True)
+    elif native.available():
+        logits, ids = _native_topk(base, width)
     else:
-        logits, ids = _topk_on_cpu(base, width)
+        logits, ids = stable_topk(base, width)
     check_finite(logits[..., 0])
     return logits, ids
 
@@ -48,24 +50,13 @@ def check_finite(values: Tensor) -> None:
         raise NumericalError("the drafter produced NaN or infinite values; its weights or its target are broken")
 
 
-def _topk_on_cpu(base: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """`stable_topk` for long rows: float selection first, then repairs where equal values meet."""
-    logits, ids = torch.topk(base, width + 1, dim=-1)
-    equal = logits[..., 1:] == logits[..., :-1]
-    cut = equal[..., -1]
-    logits, ids = logits[..., :width], ids[..., :width]
-    if not bool(equal.any()):
-        return logits, ids
-    ids, _ = torch.sort(ids, dim=-1)
-    for where in cut.nonzero().tolist():
-        row = base[tuple(where)].numpy()
-        ids[tuple(where)] = torch.from_numpy(_first_at_least(row, float(logits[tuple(where)][-1]), width))
-    logits, order = torch.sort(base.gather(-1, ids), dim=-1, descending=True, stable=True)
-    return logits, ids.gather(-1, order)
-
-
-def _first_at_least(row: np.ndarray, least: float, width: int) -> np.ndarray:
-    """Indices, ascending, of the `width` largest of `row`, of which `least` is the last; ties as above."""
-    above = np.flatnonzero(row > least)
-    level = np.flatnonzero(row == least)[: width - above.size]
-    return np.sort(np.concatenate([above, level]))
+def _native_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`stable_topk` by a C kernel; a row with a NaN among its values begins with one."""
+    rows = values.contiguous()
+    best = rows.new_empty(*values.shape[:-1], k)
+    ids = torch.empty(best.shape, dtype=torch.int64)
+    native.library().dt_top(
+        rows.data_ptr(), rows.numel() // rows.shape[-1], rows.shape[-1], k, best.data_ptr(), ids.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return best, ids

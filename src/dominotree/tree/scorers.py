@@ -123,7 +123,7 @@ class ConditionalScorer:
         # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
         self._whole = self.candidates.shape[-1] == head.vocab_size
         self._rows: Tensor | None = None
-        self._root_state = head.pack(head.initial_state(root_ids))
+        self._root_ids = root_ids
 
     def _candidate_rows(self) -> Tensor:
         """The candidates' rows of the second projection, `[B, K, E, M]`, times the scale; the C kernel does without."""
@@ -134,7 +134,7 @@ class ConditionalScorer:
 
     def root_state(self) -> Tensor:
         """Packed state of the empty path, `[B, 4G+E]`."""
-        return self._root_state
+        return self._head.pack(self._head.initial_state(self._root_ids))
 
     def advance(self, state: Tensor, draft_ids: Tensor) -> Tensor:
         """Packed states `[..., 4G+E]` after choosing draft-vocabulary indices `[...]`."""
@@ -170,7 +170,9 @@ class ConditionalScorer:
         if head.input_table is None or head.proj_out.dtype == torch.float16:
             return None
         scale = torch.ones(len(self._logits)) if self._scale is None else self._scale.flatten()
-        path = PathDependence(self._logits, self._hidden_part, self._root_state, scale, self._head)
+        path = PathDependence(
+            self._logits, self._hidden_part, self._head.root_inputs(self._root_ids), scale, self._head
+        )
         return Trie(self.candidates, self._prefix_log_prob, path)
 
     def _corrected_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:

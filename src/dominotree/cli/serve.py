@@ -1,0 +1,77 @@
+"""`dominotree serve`: an HTTP server that speaks the OpenAI API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dominotree.cli import common
+from dominotree.cli.common import ModelOptions, given, load_pair
+from dominotree.errors import InvalidRequest
+
+
+def serve(
+    target: common.Target = None,
+    drafter: common.DrafterName = None,
+    dflash_drafter: common.DFlashDrafter = None,
+    method: common.MethodName = None,
+    budget: common.Budget = None,
+    candidates: common.Candidates = None,
+    node_topk: common.NodeTopk = None,
+    noise_aware: common.NoiseAware = False,
+    context: Annotated[
+        int | None, typer.Option("--context", help="Most tokens of prompt and answer.  [default: 4096, or the model's]")
+    ] = None,
+    dtype: common.Dtype = "auto",
+    device: common.Device = "auto",
+    threads: common.Threads = None,
+    exact: common.Exact = None,
+    max_batch: Annotated[int, typer.Option("--max-batch", help="Sequences decoded at once.")] = 8,
+    max_queue: Annotated[int, typer.Option("--max-queue", help="Sequences that may wait; more get a 429.")] = 64,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", help="Seconds an answer may take, waiting included.  [default: no end]"),
+    ] = None,
+    grace: Annotated[float, typer.Option("--grace", help="Seconds that answers may still take at shutdown.")] = 10.0,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any free one.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="DOMINOTREE_API_KEY",
+            show_envvar=True,
+            help="Key that clients must send. The variable does not show in the list of processes.",
+        ),
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="What clients call the model.  [default: the target's name]")
+    ] = None,
+    max_body: Annotated[
+        int | None, typer.Option("--max-body", help="Most bytes of a request.  [default: 4194304]")
+    ] = None,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Put prompts into the log.")] = False,
+) -> None:
+    """Serve a model to clients of the OpenAI API, many at once, until Ctrl-C."""
+    try:
+        from dominotree.serve.app import Settings, create_app
+        from dominotree.serve.engine import Limits
+        from dominotree.serve.run import log_to
+        from dominotree.serve.run import serve as run
+    except ImportError as error:
+        raise InvalidRequest(
+            f"the server needs the package {error.name}; install it with pip install 'dominotree[serve]'"
+        ) from error
+    from dominotree.methods import Drafting
+
+    limits = Limits(max_batch=max_batch, max_queue=max_queue, context=context, timeout_s=timeout)
+    settings = Settings(
+        **given(model_name=model_name, api_key=api_key, max_body=max_body), grace_s=grace, log_prompts=log_prompts
+    )
+    model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
+    drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
+    pair, drafting = load_pair(model, drafting)
+    app = create_app(pair, Drafting(**drafting), limits, settings)
+    log_to()
+    run(app, host=host, port=port)

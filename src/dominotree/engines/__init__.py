@@ -1,0 +1,1 @@
+"""Thin adapters that run the same trees inside other programs."""

@@ -1,0 +1,135 @@
+"""What every request passes first: its id, the key, the size of its body; and the line that the log gets."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+import time
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dominotree.serve.errors import ApiError
+from dominotree.serve.metrics import Metrics
+from dominotree.serve.replies import dumps
+
+log = logging.getLogger("dominotree.serve")
+
+DEFAULT_MAX_BODY = 4 * 2**20
+BODY_TIMEOUT_S = 60.0
+_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+_GOOD_ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+
+
+class Gate:
+    """Outermost layer of the server. Requests that do not pass are answered here, in the shape of all errors."""
+
+    def __init__(
+        self, app: ASGIApp, *, api_key: str | None, max_body: int, metrics: Metrics, routes: Iterable[str]
+    ) -> None:
+        """`routes` are the paths that metrics tell apart."""
+        self._app, self._max_body, self._metrics = app, max_body, metrics
+        self._key = None if api_key is None else api_key.encode()
+        self._routes = frozenset(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI side."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, headers = time.monotonic(), dict(scope["headers"])
+        wished = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = wished if _GOOD_ID.fullmatch(wished) else "req-" + secrets.token_hex(8)
+        details: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=request_id, log=details)
+        status = 0
+
+        async def tagged(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
+            await send(message)
+
+        try:
+            self._check_key(scope, headers)
+            body = await self._read(headers, receive)
+            await self._app(scope, _replay(body, receive), tagged)
+        except ApiError as error:
+            await _refuse(error, tagged)
+        except Exception as error:
+            frames = [f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+            log.error("unexpected", extra={"fields": {"error": type(error).__name__, "at": frames[-4:]}})
+            if not status:
+                hidden = ApiError(500, "something unexpected went wrong", kind="server_error", code="internal")
+                await _refuse(hidden, tagged)
+        finally:
+            route = scope["path"] if scope["path"] in self._routes else "other"
+            self._metrics.requests.labels(route, str(status or 499)).inc()
+            record = {
+                "request_id": request_id,
+                "method": scope["method"],
+                "path": route if route != "other" else scope["path"][:80],
+                "status": status or 499,
+                "seconds": round(time.monotonic() - started, 4),
+                **details,
+            }
+            log.info("request", extra={"fields": record})
+
+    def _check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._key is None or scope["path"] in _OPEN_PATHS:
+            return
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
+            raise ApiError(
+                401,
+                "a valid key is expected in the header Authorization: Bearer KEY",
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        too_large = ApiError(413, f"the body is larger than {self._max_body} bytes", code="body_too_large")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._max_body:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(400, "the body ended early")
+                    body += message.get("body", b"")
+                    if len(body) > self._max_body:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise ApiError(408, "the body took too long to arrive", code="timeout") from None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body again, then what comes after it."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return next_message
+
+
+async def _refuse(error: ApiError, send: Send) -> None:
+    body = dumps(error.body)
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    if error.status in (408, 413):  # what is left of the body is not read
+        headers["connection"] = "close"
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

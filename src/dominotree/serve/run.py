@@ -1,0 +1,85 @@
+"""Running the server: sockets, signals, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from dominotree.errors import InvalidRequest
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MARGIN_S = 5.0
+
+
+class Server(uvicorn.Server):
+    """Shuts down in order: no new requests, running ones finish or end with an error, then connections close."""
+
+    def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000) -> None:
+        self.engine, self.grace_s = app.state.engine, app.state.settings.grace_s
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=int(self.grace_s + _MARGIN_S),
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with a word to the engine first."""
+        self.engine.close(self.grace_s)
+        await super().shutdown(sockets)
+
+
+def serve(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serves until a signal ends it; raises `InvalidRequest` where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise InvalidRequest(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    log = logging.getLogger("dominotree.serve")
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    log.info("listening", extra={"fields": {"address": address}})
+    if host not in _LOOPBACK and app.state.settings.api_key is None:
+        log.warning("reachable from other machines without a key; set --api-key")
+    server = Server(app, host=host, port=port)
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, event, and the fields given with it. No text of prompts or answers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        line = {"time": stamp, "level": record.levelname.lower(), "event": record.getMessage(), **fields}
+        if record.exc_info and record.exc_info[2] is not None:
+            frames = traceback.extract_tb(record.exc_info[2])
+            line["at"] = [f"{frame.name}:{frame.lineno}" for frame in frames[-6:]]
+        return json.dumps(line, ensure_ascii=True)
+
+
+def log_to(stream: Any = None) -> None:
+    """From now on the server's log goes to `stream` (standard error by default) as JSON lines."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines())
+    log = logging.getLogger("dominotree.serve")
+    log.handlers[:], log.propagate = [handler], False
+    log.setLevel(logging.INFO)

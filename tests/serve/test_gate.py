@@ -1,0 +1,167 @@
+"""Keys, sizes, ids, logs, metrics and the small routes."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import openai
+import pytest
+
+from dominotree.errors import InvalidRequest
+from dominotree.serve.app import Settings
+from dominotree.serve.engine import Engine, Limits
+from dominotree.serve.run import log_to
+from serve.conftest import Served, serving, tiny_pair
+
+HELLO = [{"role": "user", "content": "a secret question"}]
+CHAT = "/v1/chat/completions"
+SHORT = {"messages": HELLO, "max_tokens": 3, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[Served]:
+    settings = Settings(api_key="open sesame", max_body=2000, grace_s=0)
+    with serving(tiny_pair(), Limits(context=512), settings) as made:
+        yield made
+
+
+def test_a_key_is_asked_for_everywhere_but_for_health(locked: Served) -> None:
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "open sesame"},
+        {"authorization": "Bearer "},
+    ):
+        for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
+            refused = locked.get(path, headers=headers)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert locked.post(CHAT, SHORT, headers=headers).status_code == 401
+    assert locked.get("/health").status_code == 200
+    right = {"authorization": "Bearer open sesame"}
+    assert locked.post(CHAT, SHORT, headers=right).status_code == 200
+    assert locked.get("/v1/models", headers=right).status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        locked.client.models.list()
+
+
+def test_a_body_that_is_too_large_is_refused_however_it_is_sent(locked: Served) -> None:
+    right = {"authorization": "Bearer open sesame"}
+    large = {**SHORT, "user": "x" * 3000}
+    assert locked.post(CHAT, large, headers=right).status_code == 413
+    pieces = (piece.encode() for piece in json.dumps(large))
+    with suppress(httpx.WriteError):  # the server may close the connection before all is written
+        assert httpx.post(locked.url + CHAT, content=pieces, headers=right, timeout=60).status_code == 413
+    assert locked.post(CHAT, SHORT, headers=right).status_code == 200
+
+
+def test_no_origin_is_allowed_by_default(served: Served) -> None:
+    reply = served.get("/v1/models", headers={"origin": "http://elsewhere.example"})
+    assert not [name for name in reply.headers if name.startswith("access-control")]
+
+
+def test_models_are_listed_for_clients(served: Served) -> None:
+    listed = served.client.models.list().data
+    assert [model.id for model in listed] == ["tiny"]
+    assert served.client.models.retrieve("tiny").object == "model"
+
+
+def test_tokenize_and_back(served: Served) -> None:
+    found = served.post("/tokenize", {"prompt": "héllo"}).json()
+    assert found["count"] == len(found["tokens"]) == 6
+    assert found["max_model_len"] == 512
+    assert served.post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": "héllo"}
+    chat = served.post("/tokenize", {"messages": HELLO}).json()["tokens"]
+    assert chat == served.engine.pair.prompt_ids(HELLO)
+    for wrong in ({}, {"prompt": "x", "messages": HELLO}, {"prompt": 3}, {"prompt": "x", "frob": 1}):
+        assert served.post("/tokenize", wrong).status_code == 400
+    assert served.post("/detokenize", {"tokens": [10**6]}).json()["error"]["param"] == "tokens"
+
+
+def test_health_tells_alive_from_ready(served: Served) -> None:
+    assert served.get("/health").json() == {"live": True, "ready": True}
+    assert served.get("/health/live").status_code == served.get("/health/ready").status_code == 200
+
+
+def test_every_reply_has_an_id_and_keeps_the_clients(served: Served) -> None:
+    ids = {served.post(CHAT, SHORT).headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+    assert served.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert served.get("/health", headers={"x-request-id": "no good!"}).headers["x-request-id"] != "no good!"
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    logger = logging.getLogger("dominotree.serve")
+    before = (list(logger.handlers), logger.propagate, logger.level)
+    stream = io.StringIO()
+    log_to(stream)
+    yield stream
+    logger.handlers[:], logger.propagate = before[0], before[1]
+    logger.setLevel(before[2])
+
+
+def test_the_log_tells_what_happened_and_none_of_the_text(served: Served, log: io.StringIO) -> None:
+    reply = served.post(CHAT, SHORT)
+    served.post(CHAT, {**SHORT, "stream": True})
+    served.post(CHAT, {**SHORT, "top_p": 7})
+    served.wait_until_idle()
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [line["status"] for line in lines] == [200, 200, 400]
+    assert lines[0]["request_id"] == reply.headers["x-request-id"]
+    assert lines[0]["completion_tokens"] == lines[1]["completion_tokens"] == 3
+    assert lines[0]["outcome"] == ["length"]
+    assert "secret" not in log.getvalue()
+
+
+def test_prompts_are_logged_when_asked_for(log: io.StringIO) -> None:
+    with serving(tiny_pair(), Limits(context=512), Settings(grace_s=0, log_prompts=True)) as served:
+        served.post(CHAT, SHORT)
+    assert "secret question" in log.getvalue()
+
+
+def test_metrics_count_what_was_done() -> None:
+    with serving(tiny_pair(), Limits(max_batch=3, context=512)) as served:
+        body = {**SHORT, "max_tokens": 20, "ignore_eos": True}
+        counts = [served.post(CHAT, {**body, "n": 2}).json()["usage"], served.post(CHAT, body).json()["usage"]]
+        served.post(CHAT, {**body, "stream": True})
+        served.post(CHAT, {**body, "top_p": 9})
+        served.wait_until_idle()
+        text = served.get("/metrics").text
+        assert served.metric("answers_total", outcome="length", method="dominotree") == 4
+        assert served.metric("generated_tokens_total") == 80
+        assert served.metric("round_tokens_total") == 80 - 4
+        assert served.metric("prompt_tokens_total") == 4 * counts[0]["prompt_tokens"]
+        assert served.metric("http_requests_total", route=CHAT, status="200") == 3
+        assert served.metric("http_requests_total", route=CHAT, status="400") == 1
+        for name in (
+            "queue_seconds",
+            "time_to_first_token_seconds",
+            "time_per_output_token_seconds",
+            "acceptance_length",
+        ):
+            assert served.metric(f"{name}_count") == 4
+            assert f"dominotree_{name}_bucket" in text
+        assert served.metric("slots") == 3
+        assert served.metric("running") == served.metric("waiting") == served.metric("kv_tokens") == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Limits(max_batch=0),
+        lambda: Limits(max_queue=-1),
+        lambda: Limits(timeout_s=0),
+        lambda: Settings(api_key=" "),
+        lambda: Settings(max_body=3),
+        lambda: Engine(tiny_pair(), limits=Limits(context=1)),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(InvalidRequest):
+        make()
