@@ -97,9 +97,10 @@ def test_every_method_equals_plain_decoding_on_twenty_prompts(
     monkeypatch.setattr("dominotree.pair.find_profile", lambda *_: costs)
     pair._decoders.clear()
     texts, options = prompts(20), {"temperature": temperature, "seed": 5, "max_new_tokens": 128}
+    budget = 16 if dtype == "bfloat16" else 5  # rows cost time in fp32
     plain = [o.token_ids for o in pair.generate(texts, method="ar", **options)]
     for method in METHODS:
         for noise_aware in {False, temperature > 0 and method in ("dominotree", "domino", "ddtree")}:
             if method != "ar":
-                outputs = pair.generate(texts, method=method, noise_aware=noise_aware, **options)
+                outputs = pair.generate(texts, method=method, budget=budget, noise_aware=noise_aware, **options)
                 assert [o.token_ids for o in outputs] == plain, (method, noise_aware)

@@ -22,7 +22,11 @@ STAGES = ("draft", "build", "verify", "commit")
 
 @dataclass
 class Stats:
-    """What decoding cost. The draft stage includes encoding the drafter's context. `accepted[i]` are the tokens round i committed, counted after any stop."""
+    """What decoding cost.
+
+    `accepted[i]` are the tokens round i committed, counted after any stop. The draft stage includes encoding the
+    drafter's context.
+    """
 
     prompt_tokens: int = 0
     reused_tokens: int = 0

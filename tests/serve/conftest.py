@@ -117,7 +117,7 @@ class Brake:
     def __init__(self, served: Served) -> None:
         self._permits, self._free = threading.Semaphore(0), False
         self._decoder, self._step = served.engine.decoder, served.engine.decoder.step
-        self.rounds = 0
+        self.rounds = 0  # begun, a held one included
 
     def __enter__(self) -> Brake:
         self._decoder.step = self._held_step  # type: ignore[method-assign]
@@ -137,9 +137,9 @@ class Brake:
         self._permits.release(1000)
 
     def _held_step(self) -> None:
+        self.rounds += 1
         if not self._free:
             self._permits.acquire(timeout=60)
-        self.rounds += 1
         self._step()
 
 

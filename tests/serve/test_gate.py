@@ -35,7 +35,7 @@ def test_a_key_is_asked_for_everywhere_but_for_health(locked: Served) -> None:
         {},
         {"authorization": "Bearer wrong"},
         {"authorization": "open sesame"},
-        {"authorization": "Bearer "},
+        {"authorization": "Basic open sesame"},
     ):
         for path in ("/v1/models", "/metrics", "/openapi.json", "/nowhere"):
             refused = locked.get(path, headers=headers)

@@ -194,7 +194,7 @@ def test_a_backend_without_masks_is_replaced_and_said_so(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "dominotree"):
         TransformersTarget(model)
     assert model.config._attn_implementation == "sdpa"
-    assert ["flash_attention_2 attention takes no tree mask; sdpa is used in its place"] == caplog.messages
+    assert caplog.messages == ["flash_attention_2 attention takes no tree mask; sdpa is used in its place"]
 
 
 def test_training_mode_and_split_models_are_refused() -> None:

@@ -115,12 +115,12 @@ class TreeDecoding:
         config, streamer = generation_config, text_streamer or self._streamer
         batch = len(input_ids)
         _refuse(config, logits_processor, model_kwargs, batch, streamer)
-        cache = None if batch > 1 else _Handed.of(model_kwargs, input_ids.shape[1], config)
         prompts = _prompts(input_ids, model_kwargs)
         seed = self._first_seed(config, seed)
         self.outputs = []
         with _masked_attention(model):
             pair = self._pair(model, config.max_length)
+            cache = None if batch > 1 else _Handed.of(model_kwargs, input_ids.shape[1], config)
             steps = _Steps(logits_processor, stopping_criteria, config, pair.target)
             for i, prompt in enumerate(prompts):
                 steps.padding = input_ids[i, : input_ids.shape[1] - len(prompt)].tolist()
@@ -188,7 +188,9 @@ class TreeDecoding:
         if not config.do_sample:
             return None
         seed = self._seed if seed is None else seed
-        return int(torch.randint(2**62, ())) if seed is None else seed
+        if seed is None:
+            return int(torch.randint(2**62, ()))
+        return SamplingParams(seed=seed).seed  # which says what is wrong with it
 
     def _returned(self, input_ids: torch.Tensor, steps: _Steps, config: Any, cache: _Handed | None) -> Any:
         longest = max(len(output.token_ids) for output in self.outputs)
