@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -30,6 +30,9 @@ PREFILL_CHUNK = 256
 
 NO_TREE = Tree()
 
+Share = Callable[[Sequence[Tree], int, int], Sequence[Tree]]
+"""`(trees, sequences in the round, longest context) -> leading parts of the trees`, for sharing a pass out."""
+
 
 class Decoder:
     """Decodes requests over `slots` sequences at a time.
@@ -49,14 +52,17 @@ class Decoder:
         context: int = 2048,
         max_nodes: int = 16,
         adaptive: AdaptiveBudget | None = None,
+        share: Share | None = None,
     ) -> None:
         """`context` bounds prompt and answer together, `max_nodes` the tree of any request.
 
-        `adaptive` sizes the trees of methods with a cost-aware budget, which are refused without it.
+        `adaptive` sizes the trees of methods with a cost-aware budget, which are refused without it. `share` may cut
+        the trees of a round that several sequences take part in.
         """
         if slots < 1 or context < 2:
             raise InvalidRequest(f"{slots} slots of {context} tokens cannot decode; at least 1 slot of 2 is expected")
         self.target, self.drafter, self.codec, self.adaptive = target, drafter, codec, adaptive
+        self._share = share
         self.slots, self.context, self.max_nodes = slots, context, max_nodes
         self._cache: SlotCache = target.new_cache(slots, _rounded(context + max_nodes + 1))
         self._drafts: SlotCache | None = None if drafter is None else drafter.new_cache(slots, context)
@@ -152,6 +158,9 @@ class Decoder:
             draft = self._draft(drafting)
         with watch.stage("build"):
             trees = self._build(drafting, draft)
+            if self._share is not None and trees and len(batch) > 1:
+                longest = max(len(generation.tokens) for generation in batch)
+                trees = dict(zip(trees, self._share(list(trees.values()), len(batch), longest), strict=True))
         with watch.stage("verify"):
             segments = [_segment(g, trees.get(id(g), NO_TREE)) for g in batch]
             out = self.target.forward(self._cache, segments, feature_layers=self._feature_layers(batch))

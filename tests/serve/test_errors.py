@@ -179,3 +179,10 @@ def test_logits_that_leave_no_token_fail_that_request_only(served: Served) -> No
     everything = {str(token): -100 for token in range(VOCAB)}
     assert served.post("/v1/chat/completions", {**CHAT, "logit_bias": everything}).status_code == 200  # -100 is no ban
     assert served.post("/v1/chat/completions", CHAT).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_only_json_is_read_so_that_no_web_page_can_send_requests(served: Served, kind: str) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        reply = httpx.post(served.url + path, content=json.dumps(CHAT), headers={"content-type": kind}, timeout=60)
+        assert refused(reply, 415)["code"] == "unsupported_media_type"

@@ -29,6 +29,12 @@ def serve(
     exact: common.Exact = None,
     max_batch: Annotated[int, typer.Option("--max-batch", help="Sequences decoded at once.")] = 8,
     max_queue: Annotated[int, typer.Option("--max-queue", help="Sequences that may wait; more get a 429.")] = 64,
+    max_rows: Annotated[
+        int | None,
+        typer.Option(
+            "--max-rows", help="Most rows of a pass that several share.  [default: by the profile, or 64; GPU 512]"
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", help="Seconds an answer may take, waiting included.  [default: no end]"),
@@ -65,7 +71,7 @@ def serve(
         ) from error
     from dominotree.methods import Drafting
 
-    limits = Limits(max_batch=max_batch, max_queue=max_queue, context=context, timeout_s=timeout)
+    limits = Limits(max_batch=max_batch, max_queue=max_queue, context=context, max_rows=max_rows, timeout_s=timeout)
     settings = Settings(
         **given(model_name=model_name, api_key=api_key, max_body=max_body), grace_s=grace, log_prompts=log_prompts
     )

@@ -114,13 +114,13 @@ class TreeDecoding:
         """Called by `generate`; returns what `generate` returns."""
         config, streamer = generation_config, text_streamer or self._streamer
         batch = len(input_ids)
-        _refuse(config, logits_processor, model_kwargs, batch, streamer)
-        prompts = _prompts(input_ids, model_kwargs)
         seed = self._first_seed(config, seed)
         self.outputs = []
         with _masked_attention(model):
             pair = self._pair(model, config.max_length)
+            _refuse(config, logits_processor, model_kwargs, batch, streamer)
             cache = None if batch > 1 else _Handed.of(model_kwargs, input_ids.shape[1], config)
+            prompts = _prompts(input_ids, model_kwargs)
             steps = _Steps(logits_processor, stopping_criteria, config, pair.target)
             for i, prompt in enumerate(prompts):
                 steps.padding = input_ids[i, : input_ids.shape[1] - len(prompt)].tolist()

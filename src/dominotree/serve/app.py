@@ -340,8 +340,12 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     return _json(found.body, found.status, dict(error.headers or {}))
 
 
-async def _refuse_validation(_: Request, error: Exception) -> Response:
+async def _refuse_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
+        found = ApiError(415, "the header Content-Type: application/json is expected", code="unsupported_media_type")
+        return _json(found.body, found.status)
     problem = _worst(error.errors())
     place = [part for part in problem["loc"] if part not in ("body", "path", "query")]
     param = _param(place)

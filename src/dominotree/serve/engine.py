@@ -20,6 +20,7 @@ from dominotree.pair import Pair
 from dominotree.sampling import SamplingParams, TokenLogprobs
 from dominotree.serve.errors import QueueFull, TimedOut, Unavailable
 from dominotree.serve.metrics import Metrics
+from dominotree.serve.sharing import RowShare
 from dominotree.text import TextCodec, TextStream
 
 log = logging.getLogger("dominotree.serve")
@@ -126,17 +127,24 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 @dataclass
 class Limits:
-    """What the engine takes at once. `max_nodes` bounds the tree of any request; times in seconds, None: no limit."""
+    """What the engine takes at once.
+
+    `max_nodes` bounds the tree of any request, `max_rows` the rows of a pass that several sequences share (None: by
+    this machine's profile, or a fixed number), `timeout_s` the seconds of an answer (None: no limit).
+    """
 
     max_batch: int = 8
     max_queue: int = 64
     context: int | None = None
     max_nodes: int = DEFAULT_CAP
+    max_rows: int | None = None
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("max_batch", 1), ("max_queue", 0)):
+        for name, low in (("max_batch", 1), ("max_queue", 0), ("max_rows", 1)):
             value = getattr(self, name)
+            if value is None and name == "max_rows":
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise InvalidRequest(f"{name} is {value!r}; an integer of at least {low} is expected")
         if self.timeout_s is not None and not self.timeout_s > 0:
@@ -176,6 +184,7 @@ class Engine:
         self.drafting.check(drafter)
         draft_length = drafter.draft_length if drafter is not None else 0
         wanted = self.limits.context or DEFAULT_CONTEXT
+        adaptive = pair._adaptive(drafter) if drafter is not None else None
         self.decoder = Decoder(
             pair.target,
             drafter,
@@ -183,7 +192,8 @@ class Engine:
             slots=self.limits.max_batch,
             context=min(wanted, pair.context),
             max_nodes=max(self.limits.max_nodes, self.drafting.nodes(draft_length), draft_length),
-            adaptive=pair._adaptive(drafter) if drafter is not None else None,
+            adaptive=adaptive,
+            share=RowShare.on(pair.target.device, self.limits.max_rows, adaptive.costs if adaptive else None),
         )
         if self.drafting.kind.rule != "fixed" and self.decoder.adaptive is None:
             raise InvalidRequest(

@@ -82,6 +82,8 @@ class _Body(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _is_text(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:

@@ -1,0 +1,73 @@
+"""A pass is shared out by worth; what is cut away is only speed."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dominotree.serve.engine import Limits
+from dominotree.serve.sharing import CPU_ROWS, GPU_ROWS, RowShare
+from dominotree.tree.tree import Tree
+from oracle import tiny_costs
+from serve.conftest import serving, tiny_pair
+from serve.test_engine import mixed_requests, solo, streamed_text
+
+
+def tree(*chances: float) -> Tree:
+    """A chain whose paths have these probabilities."""
+    n = len(chances)
+    return Tree(list(range(n)), [i - 1 for i in range(n)], list(range(n)), [math.log(c) for c in chances], [1.0] * n)
+
+
+def test_the_likeliest_nodes_of_all_sequences_are_kept() -> None:
+    trees = [tree(0.9, 0.8, 0.1), tree(0.5, 0.05), tree(0.3), Tree()]
+    assert [len(t) for t in RowShare(8)(trees, 4, 100)] == [2, 1, 1, 0]
+    assert [len(t) for t in RowShare(6)(trees, 4, 100)] == [2, 0, 0, 0]
+    assert [len(t) for t in RowShare(3)(trees, 4, 100)] == [0, 0, 0, 0]
+    assert [len(t) for t in RowShare(100)(trees, 4, 100)] == [3, 2, 1, 0]
+
+
+def test_a_profile_sets_how_many() -> None:
+    trees = [tree(0.9, 0.8, 0.1), tree(0.5, 0.05)]
+    dear, cheap = RowShare(64, tiny_costs(slope=50.0)), RowShare(64, tiny_costs(slope=0.001))
+    assert [len(t) for t in cheap(trees, 2, 100)] == [3, 2]
+    assert sum(len(t) for t in dear(trees, 2, 100)) <= 2
+
+
+@given(
+    st.lists(st.lists(st.floats(0.01, 0.99), max_size=8), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.integers(0, 3),
+)
+@settings(deadline=None)
+def test_no_pass_is_larger_than_allowed_and_every_part_is_a_tree(
+    chances: list[list[float]], rows: int, plain: int
+) -> None:
+    trees = [tree(*sorted(c, reverse=True)) for c in chances]
+    sequences = len(trees) + plain
+    kept = RowShare(rows)(trees, sequences, 100)
+    assert sequences + sum(map(len, kept)) <= max(rows, sequences)
+    assert sum(map(len, kept)) == max(0, min(sum(map(len, trees)), rows - sequences))
+    for part, whole in zip(kept, trees, strict=True):
+        assert part.token == whole.token[: len(part)]
+
+
+def test_a_limit_that_is_given_counts_more_than_a_profile() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert RowShare.on(cpu, 5, tiny_costs()).costs is None
+    assert RowShare.on(cpu, None, tiny_costs()).costs is not None
+    assert (RowShare.on(cpu, None, None).max_rows, RowShare.on(gpu, None, None).max_rows) == (CPU_ROWS, GPU_ROWS)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 30])
+def test_answers_stay_the_same_however_few_rows_there_are(rows: int) -> None:
+    with serving(tiny_pair(), Limits(max_batch=6, max_rows=rows, context=512)) as served:
+        bodies = mixed_requests(10)
+        expected = [solo(served, body) for body in bodies]
+        with ThreadPoolExecutor(10) as pool:
+            assert list(pool.map(lambda body: streamed_text(served, body), bodies)) == expected
