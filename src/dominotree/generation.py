@@ -160,7 +160,8 @@ class Generation:
         self.tokens.append(token)
         self.stats.new_tokens += 1
         stopping = self.request.stopping
-        if token in self._stop_ids or (self._text is not None and self._text.push(token)) or (stopping is not None and stopping(self.tokens)):
+        by_text = token not in self._stop_ids and self._text is not None and self._text.push(token)
+        if token in self._stop_ids or by_text or (stopping is not None and stopping(self.tokens)):
             self.finish("stop")
         elif self.remaining == 0:
             self.finish("length")

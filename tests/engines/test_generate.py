@@ -304,6 +304,12 @@ def test_static_caches_that_generate_makes_itself_work(model: Any) -> None:
         assert torch.equal(got, expected)
 
 
+def test_a_static_cache_too_small_for_the_answer_is_refused_beforehand(model: Any) -> None:
+    cache = StaticCache(model.config, max_cache_len=43)
+    with pytest.raises(InvalidRequest, match="max_length 45 does not fit a static cache of 43"):
+        model.generate(IDS, custom_generate=decoder(), **{name_of(cache): cache}, **GREEDY)
+
+
 def test_a_returned_dict_holds_the_cache(model: Any) -> None:
     got = model.generate(IDS, custom_generate=decoder(tiny_drafter), return_dict_in_generate=True, **GREEDY)
     cache = got[name_of(None)]

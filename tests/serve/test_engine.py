@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import socket
@@ -16,7 +17,7 @@ import torch
 
 from dominotree.sampling import Sampler, SamplingParams
 from dominotree.serve.app import Settings
-from dominotree.serve.engine import Limits
+from dominotree.serve.engine import Answer, Call, Limits
 from serve.conftest import Brake, Served, serving, tiny_pair, until
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -270,3 +271,18 @@ def test_more_answers_than_can_ever_wait_are_refused() -> None:
     with serving(tiny_pair(), Limits(max_batch=1, max_queue=1, context=512)) as served:
         assert served.post(CHAT, {**SHORT, "n": 3}).json()["error"]["param"] == "n"
         assert len(served.post(CHAT, {**SHORT, "n": 2}).json()["choices"]) == 2
+
+
+def test_nothing_of_a_finished_request_is_kept() -> None:
+    with serving(tiny_pair(), Limits(max_batch=2, context=512)) as served:
+        for body in (SHORT, {**SHORT, "stream": True}, {**SHORT, "top_p": 9}, {**SHORT, "n": 2, "logprobs": True}):
+            served.post(CHAT, body)
+        leave_open(served, LONG).close()
+        until(lambda: served.metric("answers_total", outcome="cancelled", method="dominotree") == 1)
+        served.post(CHAT, SHORT)
+
+        def left() -> int:
+            gc.collect()
+            return sum(type(thing) in (Call, Answer) for thing in gc.get_objects())
+
+        until(lambda: left() == 0, tries=100)

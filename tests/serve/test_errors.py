@@ -46,6 +46,7 @@ BAD = [
     ({"logit_bias": {"5": 1000}}, "logit_bias"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 5e-324}, "repetition_penalty"),
     ({"min_p": 2}, "min_p"),
     ({"top_k": -2}, "top_k"),
     ({"method": "magic"}, "method"),

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from dominotree.decode import Decoder
-from dominotree.errors import InvalidRequest, UnsupportedModel
+from dominotree.errors import InvalidRequest, NumericalError, UnsupportedModel
 from dominotree.generation import Request
 from dominotree.methods import Drafting
 from dominotree.pair import load
@@ -182,10 +182,35 @@ def test_rotary_angles_that_change_with_the_length_are_refused_where_they_do() -
     assert TransformersTarget(model, context=64).max_positions == 64
 
 
-def test_a_model_that_reads_the_mask_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["llama", "olmo2", "gemma", "granite", "qwen3_moe", "opt"])
+def test_a_model_that_reads_the_mask_otherwise_is_found_out(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = TransformersTarget._mask
+
+    def causal(self: TransformersTarget, seen: torch.Tensor) -> torch.Tensor:
+        return real(self, torch.ones_like(seen).tril(seen.shape[-1] - seen.shape[-2]))
+
+    model = tiny(kind, **FULL_ATTENTION[kind]).to(dtype)
+    TransformersTarget(model)
+    monkeypatch.setattr(TransformersTarget, "_mask", causal)
+    with pytest.raises(UnsupportedModel, match="tree"):
+        TransformersTarget(model)
+
+
+def test_a_mask_in_the_wrong_form_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransformersTarget, "_mask", lambda _self, seen: seen[None])
-    with pytest.raises(UnsupportedModel, match="tree"):  # eager attention adds the mask, and booleans add nothing
+    with pytest.raises(UnsupportedModel, match="tree"):  # eager attention adds the mask, and booleans block nothing
         TransformersTarget(tiny("llama", scale=1.0, attn_implementation="eager"))
+
+
+def test_flat_and_broken_weights_are_no_reason_to_refuse() -> None:
+    TransformersTarget(tiny("llama", scale=0.0))
+    broken = tiny("llama")
+    broken.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(NumericalError, match="NaN"):
+        Decoder(TransformersTarget(broken), context=64).run([Request(PROMPT, drafting=Drafting("ar"))])
 
 
 def test_a_backend_without_masks_is_replaced_and_said_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -112,8 +112,8 @@ class TreeDecoding:
         **model_kwargs: Any,
     ) -> Any:
         """Called by `generate`; returns what `generate` returns."""
-        config, streamer = generation_config, text_streamer or self._streamer
-        batch = len(input_ids)
+        config, batch = generation_config, len(input_ids)
+        streamer = self._streamer if text_streamer is None else text_streamer
         seed = self._first_seed(config, seed)
         self.outputs = []
         with _masked_attention(model):
@@ -136,7 +136,7 @@ class TreeDecoding:
     def _decode(
         self, pair: Pair, request: Request, context: int, ids: torch.Tensor, cache: _Handed | None, streamer: Any
     ) -> Output:
-        tree_decoder = pair.decoder([request], context=max(context, 2))
+        tree_decoder = pair.decoder([request], context=(context + 255) // 256 * 256)
         if streamer is not None:
             streamer.put(ids[None].cpu())
         shown = 0
@@ -300,6 +300,9 @@ class _Handed:
         if odd or getattr(cache, "offloading", False):
             kind = type(odd[0]).__name__ if odd else "offloaded"
             raise InvalidRequest(f"a {type(cache).__name__} ({kind}) is not supported; use a dynamic or a static cache")
+        room = min((layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)), default=None)
+        if room is not None and config.max_length - 1 > room:
+            raise InvalidRequest(f"max_length {config.max_length} does not fit a static cache of {room} tokens")
         held = int(cache.get_seq_length())
         covered = getattr(config, "_mask_length", None) or width
         if model_kwargs.get("attention_mask") is not None:
@@ -331,8 +334,6 @@ class _Handed:
         for layer, our in zip(self.cache.layers, ours, strict=True):
             keys, values = (part.clone() for part in our.columns(count))
             if isinstance(layer, StaticLayer):
-                if count > layer.max_cache_len:
-                    raise InvalidRequest(f"{count} tokens do not fit a static cache of {layer.max_cache_len}")
                 if not layer.is_initialized:
                     layer.lazy_initialization(keys, values)
                 layer.keys[:, :, :count], layer.values[:, :, :count] = keys, values

@@ -147,7 +147,7 @@ class _Generate(_Body):
     ignore_eos: bool | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[TokenText, Bias], Field(max_length=4096)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -246,39 +247,39 @@ class TransformersTarget:
     def _check_a_tree(self) -> None:
         """Compares a tree of five nodes, and the row after one of its paths was kept, with plain passes."""
         tokens = [(17 * i + 5) % self.vocab_size for i in range(1, 11)]
-        prefix, root, nodes, after = tokens[:3], tokens[3], tokens[4:9], tokens[9]
-        parents, path = [0, 0, 1, 1, 2], [0, 1, 4]
+        prefix, tree, after = tokens[:3], tokens[3:9], tokens[9]
         cache = self.new_cache(1, 64)
         self.forward(cache, [Segment(0, 0, prefix)], last_only=True)
         cache.commit(0, range(3))
-        tree = self.forward(cache, [Segment(0, 3, [root, *nodes], parents)]).logits
-        cache.commit(0, path)
-        kept = [root, nodes[0], nodes[3]]
-        last = self.forward(cache, [Segment(0, 6, [after])]).logits
-        by_row = {
-            (0, 1, 4, -1): [*prefix, *kept, after],
-            (3,): [*prefix, root, nodes[0], nodes[2]],
-            (2, 5): [*prefix, root, nodes[1], nodes[4]],
-        }
-        distances = []
-        for rows, ids in by_row.items():
-            plain = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0, -len(rows) :]
-            if plain.isnan().any():
-                return  # nothing can be said; decoding names what is broken
-            got = torch.stack([last[0] if row < 0 else tree[row] for row in rows])
-            distances += [_distance(a, b) for a, b in zip(got, plain, strict=True)]
-        if not sorted(distances)[len(distances) // 2] <= self._tolerance():
+        rows = self.forward(cache, [Segment(0, 3, tree, [0, 0, 1, 1, 2])]).logits
+        cache.commit(0, [0, 1, 4])
+        last = self.forward(cache, [Segment(0, 6, [after])]).logits[0]
+        got = [rows[2], rows[3], rows[4], rows[5], last]
+        paths = [[0, 1, 4], [0, 1, 3], [0, 2, 5]]
+        first, second, third = (self._plain(prefix + [tree[i] for i in path] + [after]) for path in paths)
+        expected = [third[4], second[5], first[5], third[5], first[6]]
+        positions = [0, 1, 2, 3, 4, 4, 5, 5, 5]
+        unmasked = self._plain([*prefix, *tree], position_ids=positions, attention_mask=[1] * 9)[5:]
+        if any(logits.isnan().any() for logits in expected):
+            return  # nothing can be said; decoding names what is broken
+        strayed = _median(_distance(a, b) for a, b in zip(got, expected, strict=True))
+        if strayed > self._tolerance(_median(_distance(a, b) for a, b in zip(unmasked, expected[:4], strict=True))):
             raise UnsupportedModel(
                 f"{_name(self.model)} does not give a tree's rows the logits of their paths: it takes no tree mask or "
                 "keeps a state beside its keys and values"
             )
 
-    def _tolerance(self) -> float:
-        """How far rounding alone may carry a row's logits, relative to their spread."""
+    def _plain(self, ids: list[int], **given: list[int]) -> torch.Tensor:
+        rows = {name: torch.tensor([row], device=self.device) for name, row in {"input_ids": ids, **given}.items()}
+        logits: torch.Tensor = self.model(**rows, use_cache=False).logits[0]
+        return logits
+
+    def _tolerance(self, effect: float) -> float:
+        """How far rounding may carry a row's logits, where seeing all rows before carries them `effect`."""
         exact = self.dtype in (torch.float32, torch.float64)
         if exact and not (self.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32):
             return 1e-4
-        return 0.1
+        return max(torch.finfo(torch.float16 if exact else self.dtype).eps, 0.3 * effect)
 
 
 def refusal(model: Any) -> str | None:
@@ -387,6 +388,10 @@ def _plain_cache(config: Any) -> Any:
 
 def _name(model: Any) -> str:
     return f"{model.config.model_type} ({type(model).__name__})"
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(statistics.median(values))
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:

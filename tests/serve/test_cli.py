@@ -1,0 +1,86 @@
+"""`dominotree serve`: from the command to an answer, and out again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from cli.conftest import drafter, model  # noqa: F401  (fixtures)
+from dominotree.cli import app
+
+BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 1}
+
+
+@contextmanager
+def command(*args: object, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Runs the server in a process of its own; gives it and its address."""
+    run = [sys.executable, "-m", "dominotree", "serve", "--port", "0", "--grace", "1", *map(str, args)]
+    process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("{") and json.loads(line)["event"] == "listening":
+                yield process, json.loads(line)["address"]
+                break
+        else:
+            pytest.fail("the server said no address")
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def test_the_command_serves_until_it_is_told_to_stop(model: Path, drafter: Path) -> None:  # noqa: F811
+    pair = ("--target", model, "--drafter", drafter, "--dtype", "float32", "--context", 256)
+    with command(*pair, "--budget", 5, "--model-name", "small", DOMINOTREE_API_KEY="sesame") as (process, url):
+        assert url.startswith("http://127.0.0.1:")
+        assert httpx.post(f"{url}/v1/chat/completions", json=BODY, timeout=60).status_code == 401
+        right = {"authorization": "Bearer sesame"}
+        body = {**BODY, "model": "small", "return_decoding_stats": True}
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body, headers=right, timeout=60).json()
+        assert reply["choices"][0]["decoding"]["budget"] == 5
+        assert reply["model"] == "small"
+        models = httpx.get(f"{url}/v1/models", headers=right, timeout=60).json()
+        assert models["data"][0]["max_model_len"] == 256
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--max-batch", "0"], "max_batch"),
+        (["--max-queue", "-1"], "max_queue"),
+        (["--max-rows", "0"], "max_rows"),
+        (["--timeout", "0"], "timeout"),
+        (["--max-body", "1"], "max_body"),
+        (["--api-key", " "], "key"),
+        (["--method", "magic"], "magic"),
+        (["--port", "70000"], "port"),
+    ],
+)
+def test_wrong_use_is_one_line(args: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *args])
+    assert result.exit_code == 2
+    assert says in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_address_that_is_taken_is_one_line(model: Path, drafter: Path) -> None:  # noqa: F811
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        pair = ["--target", str(model), "--drafter", str(drafter), "--context", "64"]
+        result = CliRunner().invoke(app, ["serve", *pair, "--port", port])
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
