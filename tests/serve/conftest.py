@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -152,3 +153,13 @@ def say(monkeypatch: pytest.MonkeyPatch, text: str, *, end: bool = True) -> list
 
     monkeypatch.setattr(Sampler, "choose", choose)
     return ids
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """The server's log goes where it went, whatever a test does to it."""
+    log = logging.getLogger("dominotree.serve")
+    before = list(log.handlers), log.propagate, log.level
+    yield
+    log.handlers[:], log.propagate = before[0], before[1]
+    log.setLevel(before[2])

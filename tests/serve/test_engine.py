@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,9 +16,13 @@ import httpx
 import pytest
 import torch
 
+from dominotree.decode import Decoder
+from dominotree.errors import NumericalError
+from dominotree.generation import Request
 from dominotree.sampling import Sampler, SamplingParams
 from dominotree.serve.app import Settings
-from dominotree.serve.engine import Answer, Call, Limits
+from dominotree.serve.engine import Answer, Limits
+from dominotree.targets.elementwise import argmax_rows
 from serve.conftest import Brake, Served, serving, tiny_pair, until
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -78,7 +83,7 @@ def test_twenty_mixed_requests_at_once_get_their_solo_answers() -> None:
         assert streamed == expected
         assert [(choice["message"]["content"], choice["finish_reason"]) for choice in whole] == expected
         served.wait_until_idle()
-        assert served.engine.decoder._cache.free == list(range(5))
+        until(lambda: served.engine.decoder._cache.free == list(range(5)))
         assert not served.engine.decoder.busy
 
 
@@ -189,7 +194,7 @@ def test_a_model_that_cannot_run_any_more_makes_the_server_unready(monkeypatch: 
         assert served.get("/health/ready").status_code == 503
         refused = served.post(CHAT, SHORT)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "unavailable"
-        assert served.metric("engine_up") == 0
+        until(lambda: served.metric("engine_up") == 0)
         assert served.engine.open == 0
 
 
@@ -221,7 +226,7 @@ def test_an_earlier_prompt_is_not_encoded_again() -> None:
         next_turn = served.post(CHAT, follow_up).json()
         assert next_turn["usage"]["prompt_tokens_details"]["cached_tokens"] > 200
         assert next_turn["choices"][0]["message"]["content"] == solo(served, follow_up)[0]
-        assert served.metric("prefix_cache_hits_total") == 2
+        until(lambda: served.metric("prefix_cache_hits_total") == 2)
         assert served.metric("prefix_cache_queries_total") == 3
 
 
@@ -273,16 +278,37 @@ def test_more_answers_than_can_ever_wait_are_refused() -> None:
         assert len(served.post(CHAT, {**SHORT, "n": 2}).json()["choices"]) == 2
 
 
-def test_nothing_of_a_finished_request_is_kept() -> None:
+def test_nothing_of_a_finished_request_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Answer]] = []
+    begin = Answer.__init__
+
+    def noted(self: Answer, *args: Any) -> None:
+        begin(self, *args)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Answer, "__init__", noted)
     with serving(tiny_pair(), Limits(max_batch=2, context=512)) as served:
         for body in (SHORT, {**SHORT, "stream": True}, {**SHORT, "top_p": 9}, {**SHORT, "n": 2, "logprobs": True}):
             served.post(CHAT, body)
         leave_open(served, LONG).close()
         until(lambda: served.metric("answers_total", outcome="cancelled", method="dominotree") == 1)
         served.post(CHAT, SHORT)
+        assert len(made) == 6
+        until(lambda: gc.collect() >= 0 and not any(answer() for answer in made), tries=100)
 
-        def left() -> int:
-            gc.collect()
-            return sum(type(thing) in (Call, Answer) for thing in gc.get_objects())
 
-        until(lambda: left() == 0, tries=100)
+def test_logits_that_are_no_numbers_end_only_the_request_they_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = tiny_pair()
+    decoder = Decoder(pair.target, pair.drafter, slots=2, context=256)
+    requests = [Request([5 + i, 9], SamplingParams(max_new_tokens=12, ignore_eos=True)) for i in range(2)]
+    expected = Decoder(pair.target, pair.drafter, slots=2, context=256).run(requests)[1].tokens
+    spoilt, sound = (decoder.add(request) for request in requests)
+    decoder.step()
+    with monkeypatch.context() as patch:
+        patch.setattr("dominotree.decode.argmax_rows", lambda logits: [-1, *argmax_rows(logits)[1:]])
+        with pytest.raises(NumericalError):
+            decoder.step()
+    assert spoilt.finish_reason == "abort" and not sound.finished
+    while decoder.busy:
+        decoder.step()
+    assert sound.tokens == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -16,7 +15,7 @@ from dominotree.errors import InvalidRequest
 from dominotree.serve.app import Settings
 from dominotree.serve.engine import Engine, Limits
 from dominotree.serve.run import log_to
-from serve.conftest import Served, serving, tiny_pair
+from serve.conftest import Served, serving, tiny_pair, until
 
 HELLO = [{"role": "user", "content": "a secret question"}]
 CHAT = "/v1/chat/completions"
@@ -96,24 +95,19 @@ def test_every_reply_has_an_id_and_keeps_the_clients(served: Served) -> None:
 
 
 @pytest.fixture
-def log() -> Iterator[io.StringIO]:
-    logger = logging.getLogger("dominotree.serve")
-    before = (list(logger.handlers), logger.propagate, logger.level)
+def log() -> io.StringIO:
     stream = io.StringIO()
     log_to(stream)
-    yield stream
-    logger.handlers[:], logger.propagate = before[0], before[1]
-    logger.setLevel(before[2])
+    return stream
 
 
 def test_the_log_tells_what_happened_and_none_of_the_text(served: Served, log: io.StringIO) -> None:
-    reply = served.post(CHAT, SHORT)
-    served.post(CHAT, {**SHORT, "stream": True})
-    served.post(CHAT, {**SHORT, "top_p": 7})
-    served.wait_until_idle()
-    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    for i, body in enumerate((SHORT, {**SHORT, "stream": True}, {**SHORT, "top_p": 7})):
+        served.post(CHAT, body, headers={"x-request-id": f"logged-{i}"})
+    until(lambda: log.getvalue().count("logged-") == 3)  # a line is written once its reply is out
+    found = [json.loads(line) for line in log.getvalue().splitlines()]
+    lines = sorted((line for line in found if "logged-" in line["request_id"]), key=lambda line: line["request_id"])
     assert [line["status"] for line in lines] == [200, 200, 400]
-    assert lines[0]["request_id"] == reply.headers["x-request-id"]
     assert lines[0]["completion_tokens"] == lines[1]["completion_tokens"] == 3
     assert lines[0]["outcome"] == ["length"]
     assert "secret" not in log.getvalue()
@@ -131,14 +125,14 @@ def test_metrics_count_what_was_done() -> None:
         counts = [served.post(CHAT, {**body, "n": 2}).json()["usage"], served.post(CHAT, body).json()["usage"]]
         served.post(CHAT, {**body, "stream": True})
         served.post(CHAT, {**body, "top_p": 9})
-        served.wait_until_idle()
         text = served.get("/metrics").text
+        until(lambda: served.metric("acceptance_length_count") == 4)
         assert served.metric("answers_total", outcome="length", method="dominotree") == 4
         assert served.metric("generated_tokens_total") == 80
         assert served.metric("round_tokens_total") == 80 - 4
         assert served.metric("prompt_tokens_total") == 4 * counts[0]["prompt_tokens"]
-        assert served.metric("http_requests_total", route=CHAT, status="200") == 3
-        assert served.metric("http_requests_total", route=CHAT, status="400") == 1
+        until(lambda: served.metric("http_requests_total", route=CHAT, status="200") == 3)
+        until(lambda: served.metric("http_requests_total", route=CHAT, status="400") == 1)
         for name in (
             "queue_seconds",
             "time_to_first_token_seconds",
@@ -148,7 +142,7 @@ def test_metrics_count_what_was_done() -> None:
             assert served.metric(f"{name}_count") == 4
             assert f"dominotree_{name}_bucket" in text
         assert served.metric("slots") == 3
-        assert served.metric("running") == served.metric("waiting") == served.metric("kv_tokens") == 0
+        until(lambda: served.metric("running") == served.metric("waiting") == served.metric("kv_tokens") == 0)
 
 
 @pytest.mark.parametrize(

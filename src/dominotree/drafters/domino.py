@@ -107,9 +107,7 @@ class DominoHead:
         """The GRU's input products of the roots, fp32 `[B, 3G]`, out of the table where it holds them all."""
         if self.input_table is None:
             return self._input_part(root_ids)
-        if self.d2t is None:
-            return self.input_table[root_ids]
-        known = self.target_ids(torch.arange(self.vocab_size, device=self.d2t.device))
+        known = self.target_ids(torch.arange(self.vocab_size, device=root_ids.device))
         place = torch.searchsorted(known, root_ids).clamp(max=self.vocab_size - 1)
         return self.input_table[place] if torch.equal(known[place], root_ids) else self._input_part(root_ids)
 
