@@ -390,9 +390,7 @@ def load(
     return Pair(model, codec, read(drafter), later, context=context, max_batch=max_batch, name=chosen)
 
 
-def load_drafter(
-    name: str | None, target: Target, codec: TextCodec | None, *, progress: bool = True
-) -> Drafter | None:
+def load_drafter(name: str | None, target: Target, codec: TextCodec | None, *, progress: bool = True) -> Drafter | None:
     """The drafter called `name` (a folder, hub id or name of ours), fitted to `target`; None for none."""
     if name is None or name == "none":
         return None
