@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from dominotree.adaptive import AdaptiveBudget
 from dominotree.calibration import Calibration
-from dominotree.costs import CostModel, fit_convex, measure
+from dominotree.costs import CostModel, fit_convex, measure, profile_key, profile_path
 from dominotree.decode import Decoder
 from dominotree.errors import InvalidRequest
 from dominotree.generation import Request
 from dominotree.methods import Drafting
+from dominotree.pair import Pair
 from dominotree.sampling import SamplingParams
 from oracle import OracleDrafter, tiny_costs, tiny_drafter
 from targets.tiny import tiny_target
@@ -87,3 +88,24 @@ def test_without_a_profile_the_methods_say_what_to_run() -> None:
     target = tiny_target("llama")
     with pytest.raises(InvalidRequest, match="dominotree profile"):
         Decoder(target, tiny_drafter(target), max_nodes=64).add(Request([1], drafting=Drafting("adaptive")))
+
+
+def test_a_pair_keeps_what_it_learned_for_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOMINOTREE_CACHE", str(tmp_path))
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target)
+    measure("tiny", target, drafter, contexts=[16, 64], rows=[1, 3, 9], repeats=1).save(
+        profile_path(profile_key("tiny", target, drafter))
+    )
+
+    def learned() -> Calibration:
+        pair = Pair(target, None, drafter, name="tiny")
+        pair.generate([5, 9, 33], method="adaptive", max_new_tokens=30, ignore_eos=True)
+        decoder = next(iter(pair._decoders.values()))
+        assert decoder.adaptive is not None
+        return decoder.adaptive.calibration
+
+    first, second = learned(), learned()
+    fresh = Calibration.fresh(drafter.draft_length)
+    assert not np.array_equal(first.mean, fresh.mean)
+    assert second.precision[0, 0, 0] > first.precision[0, 0, 0] > fresh.precision[0, 0, 0]

@@ -39,8 +39,8 @@ class CostModel:
     """Milliseconds of a round's stages.
 
     `verify_ms[c][r]` is fitted for context `contexts[c]` and `rows[r]` rows (root included): monotone and convex in
-    the rows. `draft_ms[c]` is the draft at that context, `build_ms[r]` a tree of `rows[r] - 1` nodes, `rest_ms` all
-    else (accept, commit, bookkeeping). `key` says what it was measured on.
+    the rows. `draft_ms[c]` is the draft at that context, `build_ms[r]` a tree of `rows[r] - 1` nodes, `rest_ms` what
+    follows (committing rows and encoding the drafter's context). `key` says what it was measured on.
     """
 
     key: dict[str, Any]
@@ -166,6 +166,7 @@ def measure(
     verify: dict[tuple[int, int], list[float]] = {(c, r): [] for c in contexts for r in rows}
     draft: dict[int, list[float]] = {c: [] for c in contexts}
     build: dict[int, list[float]] = {r: [] for r in rows}
+    rest: list[float] = []
     method = "dominotree" if drafter.head is not None else "ddtree"
     for repeat in range(repeats + 1):
         plan = list(verify)
@@ -178,10 +179,17 @@ def measure(
                 _, build_ms = _timed(partial(_build, drafting, drafter, made))
             parents = [rng.randrange(max(0, i - 3), i + 1) for i in range(count - 1)]
             segment = Segment(0, context, [tokens[i] for i in range(count)], parents)
-            _, verify_ms = _timed(partial(target.forward, cache, [segment], feature_layers=drafter.feature_layers))
+            verified, verify_ms = _timed(
+                partial(target.forward, cache, [segment], feature_layers=drafter.feature_layers)
+            )
+            cache.lengths[0] = context
+            kept = list(range(0, count, 2))
+            _, commit_ms = _timed(partial(cache.commit, 0, kept))
+            _, extend_ms = _timed(partial(drafter.extend, context_cache, [0], [len(kept)], verified.features[kept]))
             if repeat:  # the first pass warms up
                 verify[context, count].append(verify_ms)
                 draft[context].append(draft_ms)
+                rest.append(commit_ms + extend_ms)
                 build[count].append(build_ms)
                 tick()
     measured = [[statistics.median(verify[c, r]) for r in rows] for c in contexts]
@@ -192,7 +200,7 @@ def measure(
         verify_ms=[fit_convex(rows, curve) for curve in measured],
         draft_ms=[statistics.median(draft[c]) for c in contexts],
         build_ms=fit_convex(rows, [statistics.median(build[r]) for r in rows]),
-        rest_ms=1.0,
+        rest_ms=statistics.median(rest),
         measured_ms=measured,
     )
 

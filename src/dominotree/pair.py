@@ -272,7 +272,12 @@ class Pair:
         return replace(sampling, **options), drafting, form
 
     def _judge(self, output: Output) -> None:
+        """Keeps what was learned from a finished answer, and says when drafting was of no use."""
         stats = output.stats
+        if METHODS[output.method].rule == "calibrated":
+            decoder = self._decoders.get(id(self.drafter_for(output.method)))
+            if decoder is not None and decoder.adaptive is not None:
+                decoder.adaptive.calibration.save(calibration_path(decoder.adaptive.costs.key))
         if (
             output.method != "ar"
             and stats.nodes >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE

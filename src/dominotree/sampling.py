@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -270,8 +270,3 @@ def _survivors(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor | N
     if params.min_p:
         keep &= scores >= scores.masked_fill(~keep, -_INF).max() + math.log(params.min_p)
     return keep.nonzero().squeeze(1)
-
-
-def sampling_field_names() -> tuple[str, ...]:
-    """Names of the options of `SamplingParams`."""
-    return tuple(f.name for f in fields(SamplingParams))

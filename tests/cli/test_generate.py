@@ -16,7 +16,7 @@ from dominotree.cli import common
 from dominotree.cli.generate import generate
 from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, DEFAULT_CAP
 from dominotree.pair import Pair
-from dominotree.sampling import Sampler, SamplingParams, sampling_field_names
+from dominotree.sampling import Sampler, SamplingParams
 
 FIELDS = {
     "text": str,
@@ -176,7 +176,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def stream(self: Pair, prompt: str, **options: Any) -> None:
         sampling = options.pop("sampling")
         seen.update(options, prompt=prompt)
-        seen.update({name: getattr(sampling, name) for name in sampling_field_names()})
+        seen.update({name: getattr(sampling, name) for name in SamplingParams.__dataclass_fields__})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(dominotree.pair, "load", load)
@@ -226,7 +226,7 @@ def test_flags_that_are_not_given_leave_the_defaults_to_the_library(run: Run, wi
     run("generate", "hello")
     assert not {"budget", "candidates", "node_topk", "raw", "system"} & wired.keys()
     defaults = SamplingParams()
-    assert all(wired[name] == getattr(defaults, name) for name in sampling_field_names() if name != "stop")
+    assert all(wired[name] == getattr(defaults, name) for name in SamplingParams.__dataclass_fields__ if name != "stop")
 
 
 def test_the_help_names_the_defaults_that_are_in_force(bare: Run) -> None:

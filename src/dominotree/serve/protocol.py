@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -191,13 +192,13 @@ class _Generate(_Body):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options has no effect without stream")
 
+    @abstractmethod
     def answer_limit(self, context: int) -> int:
         """The most tokens of the answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def alternatives(self) -> int | None:
         """How many alternatives per token; None where no log-probabilities are wanted."""
-        raise NotImplementedError
 
     def drafting(self, default: Drafting) -> Drafting:
         """How the request drafts; raises `InvalidRequest` for an option that its method disregards."""

@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -84,7 +85,7 @@ def usage(answers: Sequence[Answer], choices: int) -> Json:
     }
 
 
-class Writer:
+class Writer(ABC):
     """Writes the answers of one call; the two routes differ in what a choice looks like."""
 
     id_prefix = ""
@@ -136,20 +137,20 @@ class Writer:
     def _with_decoding(self, choice: Json, answer: Answer) -> Json:
         return {**choice, "decoding": describe(answer)} if self._show_decoding else choice
 
-    def _full(self, text: str) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def _full(self, text: str) -> Json: ...
 
-    def _opening(self) -> Json | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _opening(self) -> Json | None: ...
 
-    def _piece(self, text: str) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def _piece(self, text: str) -> Json: ...
 
-    def _closing(self) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def _closing(self) -> Json: ...
 
-    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json:
-        raise NotImplementedError
+    @abstractmethod
+    def _logprobs(self, tokens: Sequence[ShownToken]) -> Json: ...
 
 
 class ChatWriter(Writer):
