@@ -15,7 +15,7 @@ from dominotree.adaptive import AdaptiveBudget
 from dominotree.drafters.coupling import Noise
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
-from dominotree.generation import Generation, Request, Stopwatch
+from dominotree.generation import Generation, Request, Round, Stopwatch
 from dominotree.methods import grow
 from dominotree.sampling import check_best
 from dominotree.targets.base import Target
@@ -172,6 +172,7 @@ class Decoder:
         finally:  # a request that fails must not leave those before it without their drafter's context
             with watch.stage("draft"):
                 self._extend_context(batch[: len(kept)], kept, out.features)
+            _record(batch, trees, kept, watch)
 
     def _commit(
         self,
@@ -371,6 +372,17 @@ def _noise(generation: Generation) -> Noise | None:
     if not generation.request.drafting.noise_aware or params.temperature == 0:
         return None
     return Noise(params.temperature, generation.sampler.seed, len(generation.tokens))
+
+
+def _record(
+    batch: Sequence[Generation], trees: dict[int, Tree], kept: Sequence[Sequence[int]], watch: Stopwatch
+) -> None:
+    """Tells those who want to know what the round did."""
+    for generation, rows in zip(batch, kept, strict=False):
+        if generation.request.recorder is not None:
+            path = [row - rows[0] - 1 for row in rows[1:]]
+            tokens = generation.tokens[-generation.stats.accepted[-1] :]
+            generation.request.recorder(Round(trees.get(id(generation), NO_TREE), path, tokens, watch.stage_ms))
 
 
 def _segment(generation: Generation, tree: Tree) -> Segment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -12,6 +12,7 @@ from dominotree.errors import InvalidRequest
 from dominotree.methods import Drafting
 from dominotree.sampling import Sampler, SamplingParams, TokenLogprobs
 from dominotree.text import TextCodec, TextStream
+from dominotree.tree.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,11 +55,15 @@ class Stats:
 
 
 class Stopwatch:
-    """Times a round and its stages for every `Stats` that takes part; what happens between rounds does not count."""
+    """Times a round and its stages for every `Stats` that takes part; what happens between rounds does not count.
+
+    `stage_ms` are the stages of this round so far.
+    """
 
     def __init__(self, stats: Iterable[Stats]) -> None:
         self._stats = list(stats)
         self._started = 0.0
+        self.stage_ms = dict.fromkeys(STAGES, 0.0)
 
     def __enter__(self) -> Stopwatch:
         self._started = time.perf_counter()
@@ -68,6 +73,8 @@ class Stopwatch:
         spent = time.perf_counter() - self._started
         for stats in self._stats:
             stats.decode_s += spent
+            for name, ms in self.stage_ms.items():
+                stats.stage_ms[name] += ms
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -76,9 +83,19 @@ class Stopwatch:
         try:
             yield
         finally:
-            spent = 1000 * (time.perf_counter() - start)
-            for stats in self._stats:
-                stats.stage_ms[name] += spent
+            self.stage_ms[name] += 1000 * (time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round did for one sequence. `stage_ms` are those of the whole batch, complete once the round is over."""
+
+    tree: Tree
+    path: Sequence[int]
+    """The accepted nodes, top down."""
+    tokens: Sequence[int]
+    """What was committed: the path's tokens and the one that the target added."""
+    stage_ms: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,8 @@ class Request:
     """Whether cached keys and values of an earlier sequence with the same beginning may be taken over."""
     stopping: Callable[[Sequence[int]], bool] | None = None
     """Asked after every token, with prompt and answer so far, whether the answer ends with it."""
+    recorder: Callable[[Round], None] | None = None
+    """Told of every round."""
 
 
 class Generation:

@@ -34,7 +34,7 @@ from dominotree.serve.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from dominotree.serve.replies import ChatWriter, CompletionWriter, TokenNames, Writer, dumps, usage
+from dominotree.serve.replies import ChatWriter, CompletionWriter, Writer, dumps, usage
 from dominotree.serve.stream import DONE, ClientGone, EventStream, event, unless_gone
 
 log = logging.getLogger("dominotree.serve")
@@ -108,7 +108,6 @@ class Service:
         codec = engine.pair.codec
         assert codec is not None
         self._codec = codec
-        self._names = TokenNames(codec)
         target = engine.pair.target
         self._grammars = Grammars(codec, target.vocab_size, target.eos_token_ids)
         self._model = settings.model_name or PurePath(engine.pair.name).name or "dominotree"
@@ -125,7 +124,7 @@ class Service:
                 self._chat_ids, body.messages, body.offered_tools, body.chat_template_kwargs or {}
             )
             requests = await asyncio.to_thread(self._requests, body, [prompt])
-            call = await self.engine.submit(requests)
+            call = await self.engine.submit(requests, trace=bool(body.return_trace))
         except Exception as error:
             raise api_error(error, prompt_field="messages") from error
         return await self._answer(ChatWriter, body, call, request)
@@ -137,7 +136,7 @@ class Service:
             body.check()
             prompts = await asyncio.to_thread(self._text_ids, body.prompts())
             requests = await asyncio.to_thread(self._requests, body, prompts)
-            call = await self.engine.submit(requests)
+            call = await self.engine.submit(requests, trace=bool(body.return_trace))
         except Exception as error:
             raise api_error(error, prompt_field="prompt") from error
         return await self._answer(CompletionWriter, body, call, request)
@@ -242,7 +241,7 @@ class Service:
     ) -> Response:
         writer = kind(
             self._model,
-            self._names,
+            self.engine.names,
             show_decoding=bool(body.return_decoding_stats),
             usage_chunk=bool(body.stream) and body.wants_usage_chunk,
         )

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dominotree.decode import Decoder
@@ -22,6 +22,8 @@ from dominotree.serve.errors import QueueFull, TimedOut, Unavailable
 from dominotree.serve.metrics import Metrics
 from dominotree.serve.sharing import RowShare
 from dominotree.text import TextCodec, TextStream
+from dominotree.token_names import TokenNames
+from dominotree.trace import Trace
 
 log = logging.getLogger("dominotree.serve")
 
@@ -39,10 +41,14 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class Event:
-    """What is new of an answer: text, the tokens it is made of (where logprobs were asked for), how it ended."""
+    """What is new of an answer: text, the tokens it is made of (where logprobs were asked for), how it ended.
+
+    `rounds` are new entries of its trace, where one was asked for.
+    """
 
     text: str = ""
     tokens: Sequence[ShownToken] = ()
+    rounds: Sequence[dict[str, Any]] = ()
     finish_reason: FinishReason | None = None
     error: Exception | None = None
 
@@ -55,8 +61,11 @@ class Event:
 class Answer:
     """One sequence that a client waits for. Times are seconds on the monotonic clock; the engine thread owns it."""
 
-    def __init__(self, call: Call, index: int, request: Request, timeout_s: float | None) -> None:
-        self.call, self.index, self.request = call, index, request
+    def __init__(
+        self, call: Call, index: int, request: Request, timeout_s: float | None, trace: Trace | None = None
+    ) -> None:
+        self.call, self.index, self.trace = call, index, trace
+        self.request = request if trace is None else replace(request, recorder=trace.record)
         self.generation: Generation | None = None
         self.submitted = time.monotonic()
         self.deadline = None if timeout_s is None else self.submitted + timeout_s
@@ -87,20 +96,26 @@ class Answer:
         self._shown += len(text)
         if self._logprobs is not None and codec is not None:
             tokens = self._logprobs.take(codec, generation, self._shown)
+        rounds = [] if self.trace is None else self.trace.take(generation)
         reason = generation.finish_reason
-        if not (text or tokens or reason):
+        if not (text or tokens or rounds or reason):
             return None
-        return Event(text, tokens, reason)
+        return Event(text, tokens, rounds, reason)
 
 
 class Call:
     """What one HTTP request asked for: one answer or several. `events` are (which answer, what is new)."""
 
-    def __init__(self, requests: Sequence[Request], timeout_s: float | None) -> None:
+    def __init__(
+        self, requests: Sequence[Request], timeout_s: float | None, new_trace: Callable[[], Trace] | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.admitted: asyncio.Future[None] = self.loop.create_future()
-        self.answers = [Answer(self, i, request, timeout_s) for i, request in enumerate(requests)]
+        self.answers = [
+            Answer(self, i, request, timeout_s, None if new_trace is None else new_trace())
+            for i, request in enumerate(requests)
+        ]
         self.cancelled = False
 
     def post(self, index: int, event: Event) -> None:
@@ -177,6 +192,7 @@ class Engine:
         if pair.codec is None:
             raise InvalidRequest("a server needs the target's tokenizer, and this pair has none")
         self.pair, self.limits, self.metrics = pair, limits or Limits(), metrics or Metrics()
+        self.names = TokenNames(pair.codec)
         self.drafting = drafting or Drafting(pair.default_method)
         drafter = pair.drafter_for(self.drafting.method)
         if drafter is None:  # requests may still ask for what the drafter at hand can do
@@ -228,12 +244,15 @@ class Engine:
         """Answers that wait or run."""
         return self._inbox.open
 
-    async def submit(self, requests: Sequence[Request]) -> Call:
-        """Queues all of `requests` or none; raises `InvalidRequest`, `QueueFull` or `Unavailable`."""
+    async def submit(self, requests: Sequence[Request], *, trace: bool = False) -> Call:
+        """Queues all of `requests` or none; raises `InvalidRequest`, `QueueFull` or `Unavailable`.
+
+        With `trace` the events tell what every round did.
+        """
         room = self.limits.max_batch + self.limits.max_queue
         if len(requests) > room:
             raise InvalidRequest(f"n asks for {len(requests)} answers at once; at most {room} can wait here")
-        call = Call(requests, self.limits.timeout_s)
+        call = Call(requests, self.limits.timeout_s, self._new_trace if trace else None)
         with self._condition:
             inbox = self._inbox
             if inbox.failure is not None:
@@ -270,6 +289,10 @@ class Engine:
     def join(self, timeout_s: float | None = None) -> None:
         """Waits for the engine thread to end."""
         self._thread.join(timeout_s)
+
+    def _new_trace(self) -> Trace:
+        assert self.pair.codec is not None
+        return Trace(self.pair.codec, self.names)
 
     # The engine thread
 

@@ -160,6 +160,7 @@ class _Generate(_Body):
     node_topk: Annotated[int, Field(ge=1, le=2**31)] | None = None
     noise_aware: bool | None = None
     return_decoding_stats: bool | None = None
+    return_trace: bool | None = None
 
     user: str | None = None
     metadata: dict[str, str] | None = None

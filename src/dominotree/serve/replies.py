@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 from dominotree import __version__
 from dominotree.generation import FinishReason
 from dominotree.serve.engine import Answer, Event, ShownToken, describe
-from dominotree.text import TextCodec
+from dominotree.token_names import TokenNames
 
 Json = dict[str, Any]
 FINGERPRINT = f"dominotree-{__version__}"
@@ -23,53 +21,6 @@ FINGERPRINT = f"dominotree-{__version__}"
 def dumps(value: object) -> bytes:
     """Compact JSON; half a surrogate pair, which UTF-8 cannot hold, is escaped."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
-
-
-class TokenNames:
-    """The text and the bytes that a token stands for."""
-
-    def __init__(self, codec: TextCodec) -> None:
-        self._codec = codec
-        self._bytes_of = _byte_alphabet() if "ByteLevel" in _decoder_kinds(codec) else None
-
-    def bytes_of(self, token: int) -> bytes:
-        """Its bytes, which may be part of a character; a special token's name."""
-        name = self._codec.tokenizer.id_to_token(token)
-        if name is None:
-            return b""
-        if token in self._codec.special_ids:
-            return str(name).encode()
-        if self._bytes_of is not None:
-            known = [self._bytes_of.get(char) for char in name]
-            return bytes(b for b in known if b is not None) if None not in known else str(name).encode()
-        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):
-            return bytes([int(name[3:5], 16)])
-        return str(name).replace("\u2581", " ").encode()
-
-    def text_of(self, token: int) -> str:
-        """Its text, with U+FFFD for part of a character."""
-        return self.bytes_of(token).decode("utf-8", "replace")
-
-    def unique_text_of(self, token: int) -> str:
-        """Its text; its bytes spelt out where they are no text by themselves."""
-        raw = self.bytes_of(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
-
-
-def _decoder_kinds(codec: TextCodec) -> set[str]:
-    decoder = json.loads(codec.tokenizer.to_str()).get("decoder") or {}
-    return {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
-
-
-@lru_cache(maxsize=1)
-def _byte_alphabet() -> dict[str, int]:
-    """The characters that byte-level tokenizers write bytes as: printable ones stand for themselves."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in plain]
-    return {**{chr(b): b for b in plain}, **{chr(256 + i): b for i, b in enumerate(rest)}}
 
 
 def usage(answers: Sequence[Answer], choices: int) -> Json:
@@ -109,6 +60,8 @@ class Writer(ABC):
                 "logprobs": self._logprobs(tokens) if answer.request.sampling.logprobs is not None else None,
                 "finish_reason": parts[-1].finish_reason,
             }
+            if answer.trace is not None:
+                choice["trace"] = [entry for event in parts for entry in event.rounds]
             choices.append(self._with_decoding(choice, answer))
         return {"id": self.id, "object": self.whole, **self._head, "choices": choices, "usage": counts}
 
@@ -118,10 +71,10 @@ class Writer(ABC):
         wanted = answer.request.sampling.logprobs is not None
         if first and (opening := self._opening()) is not None:
             yield self._chunk([{"index": answer.index, **opening, "logprobs": None, "finish_reason": None}])
-        if event.text or event.tokens:
+        if event.text or event.tokens or event.rounds:
             logprobs = self._logprobs(event.tokens) if wanted else None
-            piece = self._piece(event.text)
-            yield self._chunk([{"index": answer.index, **piece, "logprobs": logprobs, "finish_reason": None}])
+            piece = {"index": answer.index, **self._piece(event.text), "logprobs": logprobs, "finish_reason": None}
+            yield self._chunk([{**piece, "trace": event.rounds} if event.rounds else piece])
         if reason is not None:
             last = {"index": answer.index, **self._closing(), "logprobs": None, "finish_reason": reason}
             yield self._chunk([self._with_decoding(last, answer)])
