@@ -14,7 +14,12 @@ class UnsupportedModel(DominoTreeError):
 
 
 class InvalidCheckpoint(DominoTreeError):
-    """A drafter checkpoint that does not fit its config or its target; the message names the field."""
+    """A drafter checkpoint that does not fit its config or its target; the message names the field.
+
+    `field` is that field where drafter and target disagree about it.
+    """
+
+    field: str | None = None
 
 
 class InvalidRequest(DominoTreeError):

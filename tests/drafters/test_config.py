@@ -37,6 +37,15 @@ def test_the_released_form_is_written_and_read_back(
     assert DrafterConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def test_what_it_was_trained_on_is_kept_and_no_part_of_its_shape() -> None:
+    raw = released(target_fingerprint="0123456789abcdef")
+    config = DrafterConfig.from_dict(raw)
+    assert config.target_fingerprint == "0123456789abcdef"
+    assert config.to_dict() == raw
+    assert config == tiny_config()
+    assert "target_fingerprint" not in tiny_config().to_dict()
+
+
 def test_keys_are_found_at_the_top_level_too() -> None:
     raw = released()
     flat = {**raw, **raw.pop("dflash_config")}

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from dominotree.cli.train import app
 from dominotree.drafters.checkpoint import read_checkpoint
 from dominotree.errors import InvalidRequest
+from dominotree.targets.fingerprint import fingerprint
 from dominotree.train.data import CorpusError
 from train.tiny_run import write_corpus
 
@@ -44,6 +45,7 @@ def test_fit_writes_a_drafter_with_its_card_and_goes_on_where_it_was(
     assert "held-out tau" in done.output
     config, _ = read_checkpoint(tmp_path / "run/drafter")
     assert (config.is_domino, config.num_hidden_layers) == (True, 1)
+    assert config.target_fingerprint == fingerprint(target)
     card = (tmp_path / "run/drafter/README.md").read_text()
     for told in ("kind0", "licence", "| muon_lr | 0.0025 |", "| 2 | ", "block_size | 4"):
         assert told in card

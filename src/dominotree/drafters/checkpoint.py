@@ -256,8 +256,10 @@ def _check_maps(config: DrafterConfig, tensors: Mapping[str, Tensor], folder: Pa
 
 
 def _misfit(field: str, drafter: object, target: object) -> InvalidCheckpoint:
-    return InvalidCheckpoint(
+    error = InvalidCheckpoint(
         f"The drafter does not fit the target: its {field} is {drafter}, the target has {target}; use a "
         "drafter that "
         "was trained for this target."
     )
+    error.field = field
+    return error

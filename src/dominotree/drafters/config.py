@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class DrafterConfig:
     `projector_type` is `"domino"`, or None for a plain DFlash drafter; `gru_hidden_dim` and `emb_dim` are
     then 0. `target_layer_ids` count the target's decoder layers from 0. `draft_vocab_size` is None where the
     drafter scores the whole vocabulary, else the number of its tokens (this package's extension; `d2t` and
-    `t2d` say which).
+    `t2d` say which). `target_fingerprint` says which weights the drafter was trained on (see `targets.fingerprint`),
+    also an extension; it is no part of a drafter's shape, so configs are compared without it.
     """
 
     hidden_size: int
@@ -60,6 +61,7 @@ class DrafterConfig:
     pure_draft_prefix_len: int = 0
     shift_label: bool = False
     draft_vocab_size: int | None = None
+    target_fingerprint: str | None = field(default=None, compare=False)
 
     @property
     def draft_length(self) -> int:
@@ -130,6 +132,7 @@ class DrafterConfig:
             pure_draft_prefix_len=fields.integer("pure_draft_prefix_len", 0, low=0) if projector else 0,
             shift_label=fields.flag("shift_label"),
             draft_vocab_size=fields.integer("draft_vocab_size", None),
+            target_fingerprint=fields.get("target_fingerprint"),
         )
         config._check()
         return config
@@ -194,6 +197,8 @@ class DrafterConfig:
             outer["num_target_layers"] = self.num_target_layers
         if self.draft_vocab_size is not None:
             outer["draft_vocab_size"] = self.draft_vocab_size
+        if self.target_fingerprint is not None:
+            outer["target_fingerprint"] = self.target_fingerprint
         return outer | {"dflash_config": inner}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -71,6 +73,15 @@ class Drafter:
         self.head = self._correction_head(tensors) if config.is_domino else None
         self._attention = attention_kind(dtype, device)
         self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def reading(self, **settings: Any) -> Drafter:
+        """The same weights under a config with other `settings`: fields on which no weight's shape depends."""
+        other = copy(self)
+        other.config, other._rope = replace(self.config, **settings), None
+        if self.head is not None:
+            other.head = copy(self.head)
+            other.head.prefix_len = other.config.pure_draft_prefix_len
+        return other
 
     @property
     def draft_length(self) -> int:

@@ -17,18 +17,24 @@ from dominotree.targets.decoder import DecoderTarget
 log = logging.getLogger("dominotree")
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of `model.safetensors` or of the shards its index names, memory-mapped."""
+def weight_files(folder: Path) -> list[Path]:
+    """`model.safetensors`, or the shards that its index names; raises `UnsupportedModel` where one is missing."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     else:
         names = ["model.safetensors"]
-    tensors: dict[str, torch.Tensor] = {}
     for name in names:
         if not (folder / name).exists():
             raise UnsupportedModel(f"{folder / name} is missing; safetensors weights are expected there")
-        with safe_open(folder / name, framework="pt") as file:
+    return [folder / name for name in names]
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the weight files of `folder`, memory-mapped."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 - not a mapping
                 tensors[key] = file.get_tensor(key)
     return tensors

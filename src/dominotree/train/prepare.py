@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from dominotree.drafters.checkpoint import check_fits_target, draft_token_ids, read_checkpoint
 from dominotree.drafters.config import DrafterConfig, evenly_spaced_layers
 from dominotree.errors import InvalidRequest
+from dominotree.targets.fingerprint import fingerprint
 from dominotree.train.data import Corpus, choose_draft_tokens, read_corpus
 from dominotree.train.evaluate import FrozenTarget
 from dominotree.train.features import FeatureCache, fill_cache
@@ -82,7 +83,7 @@ def prepare(
     vocab = target.embedding.shape[0]
     corpus = read_corpus(data, vocab_size=vocab)
     model, draft_tokens = _start(target, corpus, shape, init_from, settings.seed)
-    config = model.config
+    config = model.config = replace(model.config, target_fingerprint=fingerprint(Path(target_folder)))
     features = FeatureCache(
         Path(out) / "features" if cache is None else cache,
         corpus,
