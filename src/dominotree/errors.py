@@ -13,6 +13,10 @@ class UnsupportedModel(DominoTreeError):
     """A model that cannot be run exactly is refused, and the message names the reason."""
 
 
+class UnsupportedEngine(DominoTreeError):
+    """A host engine of another version, or with an option, that cannot be served exactly; the message names it."""
+
+
 class InvalidCheckpoint(DominoTreeError):
     """A drafter checkpoint that does not fit its config or its target; the message names the field.
 

@@ -23,13 +23,13 @@ from dominotree.generation import FinishReason, Generation, Request, Stats
 from dominotree.machine import parse_device, parse_dtype, set_threads
 from dominotree.methods import METHODS, Drafting
 from dominotree.sampling import SamplingParams, TokenLogprobs
-from dominotree.targets.base import Target
+from dominotree.targets.base import Lender, Target
 from dominotree.targets.load import load_target
 from dominotree.text import Message, Prompt, TextCodec, is_token_ids
 
 log = logging.getLogger("dominotree")
 
-_NIL_ACCEPTANCE = 1.1
+NIL_ACCEPTANCE = 1.1
 _ROUNDS_TO_JUDGE = 20
 
 
@@ -281,7 +281,7 @@ class Pair:
         if (
             output.method != "ar"
             and stats.nodes >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE
-            and stats.mean_accepted < _NIL_ACCEPTANCE
+            and stats.mean_accepted < NIL_ACCEPTANCE
         ):
             self._say(
                 f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): "
@@ -395,7 +395,7 @@ def load(
     return Pair(model, codec, read(drafter), later, context=context, max_batch=max_batch, name=chosen)
 
 
-def load_drafter(name: str | None, target: Target, codec: TextCodec | None, *, progress: bool = True) -> Drafter | None:
+def load_drafter(name: str | None, target: Lender, codec: TextCodec | None, *, progress: bool = True) -> Drafter | None:
     """The drafter called `name` (a folder, hub id or name of ours), fitted to `target`; None for none."""
     if name is None or name == "none":
         return None

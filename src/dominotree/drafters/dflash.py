@@ -13,7 +13,7 @@ from dominotree.drafters.checkpoint import draft_token_ids
 from dominotree.drafters.config import DrafterConfig
 from dominotree.drafters.domino import DominoHead
 from dominotree.targets.attention import attention_kind, rotate
-from dominotree.targets.base import Target
+from dominotree.targets.base import Lender
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import rope_table
 from dominotree.targets.elementwise import normalise
@@ -42,7 +42,7 @@ class Drafter:
     positions before the root) lives in a `SlotCache` of the caller's.
     """
 
-    def __init__(self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+    def __init__(self, config: DrafterConfig, tensors: Mapping[str, torch.Tensor], target: Lender) -> None:
         """`tensors` as `read_checkpoint` returns them, checked against the target by `check_fits_target`."""
         self.config = config
         self.target = target
@@ -64,7 +64,7 @@ class Drafter:
             output_bias=config.attention_bias,
         )
         self._layers = [read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)]
-        self._context = _context_projection(weights, config)
+        self._to_context = _context_projection(weights, config)
         self._k_norms = torch.stack([layer.head_norms.key for layer in self._layers if layer.head_norms is not None])
         self.token_ids = self._draft_tokens(tensors)
         self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
@@ -96,12 +96,17 @@ class Drafter:
     def new_cache(self, slots: int, length: int) -> SlotCache:
         """Context for `slots` sequences of up to `length` committed positions, a block behind them included."""
         c, columns = self.config, length + self.config.block_size
-        if self._rope is None or self._rope[0].shape[0] < columns:
-            rope = {"rope_type": "default", "rope_theta": c.rope_theta}
-            self._rope = rope_table(rope, c.head_dim, columns, self.target.device)
+        self.reach(columns)
         target = self.target
         dtype = torch.float32 if target.device.type == "cpu" and target.dtype == torch.float16 else target.dtype
         return SlotCache(c.num_hidden_layers, slots, c.num_key_value_heads, columns, c.head_dim, dtype, target.device)
+
+    def reach(self, positions: int) -> None:
+        """Prepares for that many positions; `new_cache` does it for its own."""
+        c = self.config
+        if self._rope is None or self._rope[0].shape[0] < positions:
+            rope = {"rope_type": "default", "rope_theta": c.rope_theta}
+            self._rope = rope_table(rope, c.head_dim, positions, self.target.device)
 
     @torch.inference_mode()
     def extend(self, cache: SlotCache, slots: Sequence[int], counts: Sequence[int], features: torch.Tensor) -> None:
@@ -109,20 +114,28 @@ class Drafter:
 
         `features` `[sum(counts), len(feature_layers) * H]`: the target's layer outputs there, in the same order.
         """
-        c, device = self.config, features.device
-        assert self._rope is not None, "new_cache comes first"
         columns = [cache.lengths[slot] + i for slot, count in zip(slots, counts, strict=True) for i in range(count)]
-        column = torch.tensor(columns, device=device)
-        slot_of_row = torch.tensor([s for s, n in zip(slots, counts, strict=True) for _ in range(n)], device=device)
-        fused = normalise(self._fc(features), self._hidden_norm, c.rms_norm_eps)
-        both = self._context(fused).view(len(columns), 2, c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
-        keys, values = both.unbind(1)  # [rows, layers, kv_heads, head_dim]
-        keys = normalise(keys, self._k_norms.new_ones(c.head_dim), c.rms_norm_eps) * self._k_norms[:, None]
-        cos, sin = (table[column].view(-1, 1, 1, c.head_dim // 2) for table in self._rope)
-        cache.keys[:, slot_of_row, :, column] = rotate(keys, cos, sin).to(cache.keys.dtype)
+        column = torch.tensor(columns, device=features.device)
+        slot_of_row = torch.tensor(
+            [s for s, n in zip(slots, counts, strict=True) for _ in range(n)], device=features.device
+        )
+        keys, values = self.context(features, column)
+        cache.keys[:, slot_of_row, :, column] = keys.to(cache.keys.dtype)
         cache.values[:, slot_of_row, :, column] = values.to(cache.values.dtype)
         for slot, count in zip(slots, counts, strict=True):
             cache.lengths[slot] += count
+
+    @torch.inference_mode()
+    def context(self, features: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values `[rows, layers, kv_heads, head_dim]` of every layer for target features at `positions`."""
+        c = self.config
+        assert self._rope is not None, "new_cache or reach comes first"
+        fused = normalise(self._fc(features), self._hidden_norm, c.rms_norm_eps)
+        both = self._to_context(fused).view(len(features), 2, c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
+        keys, values = both.unbind(1)
+        keys = normalise(keys, self._k_norms.new_ones(c.head_dim), c.rms_norm_eps) * self._k_norms[:, None]
+        cos, sin = (table[positions].view(-1, 1, 1, c.head_dim // 2) for table in self._rope)
+        return rotate(keys, cos, sin), values
 
     @torch.inference_mode()
     def draft(self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int]) -> Draft:

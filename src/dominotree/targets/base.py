@@ -24,16 +24,29 @@ class Forward:
     features: torch.Tensor | None
 
 
-class Target(Protocol):
-    """A causal LM that can run trees of tokens over a slot cache."""
+class Lender(Protocol):
+    """What a drafter borrows of its target: embedding, head and sizes."""
 
     vocab_size: int
     hidden_size: int
     num_layers: int
-    max_positions: int
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings `[..., hidden]`."""
+        ...
+
+    def head_weight(self) -> torch.Tensor:
+        """The output embedding `[vocab, hidden]`."""
+        ...
+
+
+class Target(Lender, Protocol):
+    """A causal LM that can run trees of tokens over a slot cache."""
+
+    max_positions: int
     row_invariant: bool
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
@@ -52,12 +65,4 @@ class Target(Protocol):
 
         `last_only`: logits of each segment's last row only.
         """
-        ...
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Token embeddings `[..., hidden]`."""
-        ...
-
-    def head_weight(self) -> torch.Tensor:
-        """The output embedding `[vocab, hidden]`."""
         ...

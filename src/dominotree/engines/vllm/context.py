@@ -1,0 +1,70 @@
+"""The drafter's context, kept in the slots of vLLM's own KV cache blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.targets.cache import SlotCache
+
+_FIRST_SLOTS = 4096
+
+
+class PagedContext:
+    """Slot s holds the drafter's keys and values for the token whose own ones the target's cache has in slot s.
+
+    Who owns a block so owns its context: prefix-cache hits bring it along, and preempted, aborted and finished
+    requests need no care.
+    """
+
+    def __init__(self, drafter: Drafter, block_size: int, longest: int) -> None:
+        """`longest` is the most positions that a sequence can have."""
+        drafter.reach(longest + drafter.config.block_size)
+        self._drafter, self._block_size = drafter, block_size
+        c = drafter.config
+        self._store = torch.empty(
+            (0, 2, c.num_hidden_layers, c.num_key_value_heads, c.head_dim),
+            dtype=drafter.new_cache(1, 1).keys.dtype,
+            device=drafter.target.device,
+        )  # [slots, keys and values, layers, kv_heads, head_dim]
+        self._room: SlotCache | None = None
+
+    def write(self, slots: torch.Tensor, positions: torch.Tensor, features: torch.Tensor) -> None:
+        """Encodes target features `[rows, len(feature_layers) * H]` at `positions` into `slots`, both int64 `[rows]`."""
+        if len(slots) == 0:
+            return
+        self._grow(int(slots.max()) + 1)
+        keys, values = self._drafter.context(features, positions)
+        self._store[slots] = torch.stack([keys, values], dim=1).to(self._store.dtype)
+
+    def move(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies slots `source` to slots `to`, all read before any is written."""
+        self._store[to] = self._store[source]
+
+    def draft(self, blocks: Sequence[torch.Tensor], lengths: Sequence[int], roots: Sequence[int]) -> Draft:
+        """A draft behind the first `lengths[i]` positions of sequence i, whose blocks are `blocks[i]` in order."""
+        room = self._roomy(len(lengths), max(lengths))
+        within = torch.arange(self._block_size, device=self._store.device)
+        for row, length in enumerate(lengths):
+            slots = (blocks[row][:, None].long() * self._block_size + within).flatten()[:length]
+            held = self._store[slots].permute(1, 2, 3, 0, 4)
+            room.keys[:, row, :, :length], room.values[:, row, :, :length] = held.unbind(0)
+            room.lengths[row] = length
+        return self._drafter.draft(room, range(len(lengths)), roots)
+
+    def _roomy(self, sequences: int, length: int) -> SlotCache:
+        """A cache for a batch, kept for the next ones."""
+        held = self._room
+        if held is None or len(held.lengths) < sequences or held.length < length + self._drafter.config.block_size:
+            slots = max(sequences, len(held.lengths) if held is not None else 1)
+            columns = max(length, held.length if held is not None else 1)
+            held = self._room = self._drafter.new_cache(slots, 1 << (columns - 1).bit_length())
+        return held
+
+    def _grow(self, slots: int) -> None:
+        if slots > len(self._store):
+            grown = self._store.new_empty(max(_FIRST_SLOTS, 1 << (slots - 1).bit_length()), *self._store.shape[1:])
+            grown[: len(self._store)] = self._store
+            self._store = grown

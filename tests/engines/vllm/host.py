@@ -1,0 +1,120 @@
+"""vLLM engines in this process over tiny random models, for tests."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dominotree.drafters.checkpoint import write_checkpoint
+from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.targets.cache import SlotCache
+from drafters.synthetic import tiny_config, tiny_tensors
+from targets.tiny import tiny_model
+
+SIZES: dict[str, Any] = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1)  # heads of 32, the least
+PROPOSER = "dominotree.vllm.Proposer"
+
+
+def write_target(folder: Path, variant: str = "llama", **changes: Any) -> Path:
+    """A tiny random model as a folder without a tokenizer; no token ends its answers."""
+    model = tiny_model(variant, **{**SIZES, "eos_token_id": None, **changes})
+    model.save_pretrained(folder)
+    return folder
+
+
+def write_drafter(folder: Path, **changes: Any) -> Path:
+    """A random drafter for it, whose head is too weak to talk an oracle over."""
+    config = tiny_config(**{"hidden": SIZES["hidden_size"], **changes})
+    tensors = tiny_tensors(config)
+    if "embed_proj.2.weight" in tensors:
+        tensors["embed_proj.2.weight"] *= 0.1
+    write_checkpoint(folder, config, tensors)
+    return folder
+
+
+@contextmanager
+def engine(target: Path, drafter: Path | str | None = None, *, budget: int = 8, **options: Any) -> Iterator[Any]:
+    """An `LLM` in this process; plain without a drafter. `dominotree` are further settings of ours."""
+    from vllm import LLM
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    ours = options.pop("dominotree", {})
+    if drafter is not None:
+        options |= {
+            "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": budget},
+            "additional_config": {"dominotree": {"drafter": str(drafter), **ours}},
+        }
+    usual = dict(dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8, block_size=32)
+    if not (target / "tokenizer.json").exists():
+        usual["skip_tokenizer_init"] = True
+    llm = LLM(str(target), disable_log_stats=False, **{**usual, **options})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+
+
+def answers(llm: Any, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[list[int]]:
+    """Token ids of the answers to prompts sent together."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "detokenize": False, **sampling})
+    outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def accepted(llm: Any) -> tuple[int, int]:
+    """Rounds with a draft so far, and the draft tokens accepted in them."""
+    found = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    return found["vllm:spec_decode_num_drafts"], found["vllm:spec_decode_num_accepted_tokens"]
+
+
+def random_prompts(count: int, *, longest: int = 40, vocab: int = 96) -> list[list[int]]:
+    """Prompts of different lengths, the same ones every time."""
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(3, longest, (count,), generator=generator).tolist()
+    return [torch.randint(4, vocab, (n,), generator=generator).tolist() for n in lengths]
+
+
+class Oracle:
+    """Replaces a drafter's logits by what is known of the answers, spoilt in a fixed way.
+
+    Every third depth hides the true token behind a wrong favourite, every fifth does not propose it. A sequence is
+    known by its length and last token, whatever row or slot it has.
+    """
+
+    def __init__(self) -> None:
+        self.scripts: list[list[int]] = []
+
+    def install(self, monkeypatch: Any) -> None:
+        """Has every drafter loaded from now on ask the oracle."""
+        draft = Drafter.draft
+
+        def knowing(drafter: Drafter, cache: SlotCache, slots: Sequence[int], roots: Sequence[int]) -> Draft:
+            made = draft(drafter, cache, slots, roots)
+            base = made.base.clone()
+            for row, (slot, root) in enumerate(zip(slots, roots, strict=True)):
+                self._tell(base[row], cache.lengths[slot], root)
+            return Draft(made.roots, made.hidden, base)
+
+        monkeypatch.setattr(Drafter, "draft", knowing)
+
+    def _tell(self, base: torch.Tensor, length: int, root: int) -> None:
+        script = next((s for s in self.scripts if length < len(s) and s[length] == root), None)
+        if script is None:
+            return
+        for depth, token in enumerate(script[length + 1 : length + 1 + len(base)]):
+            at = length + depth
+            other = (token + 1 + at) % base.shape[-1]
+            best = float(base[depth].max()) + 5
+            if at % 5:
+                base[depth, token] = best
+            base[depth, other if at % 3 == 0 else token] += 3
