@@ -133,7 +133,12 @@ def fit(
     ] = None,
     held_out: Annotated[int, typer.Option(min=1, help="Sequences kept for evaluation.")] = 60,
     device: Device = "auto",
-    bf16: Annotated[bool, typer.Option(help="Compute in bf16; weights and their sums stay fp32.")] = True,
+    bf16: Annotated[
+        bool | None,
+        typer.Option(
+            "--bf16/--no-bf16", help="Compute in bf16 (weights and their sums stay fp32); default: where it is fast."
+        ),
+    ] = None,
     threads: Threads = None,
     export: Annotated[
         bool, typer.Option("--export", help="Train nothing: write the drafter of the run's last state.")
@@ -143,6 +148,7 @@ def fit(
     import torch
 
     from dominotree.hub import resolve_target
+    from dominotree.machine import cpu_has_bf16
     from dominotree.train.fit import FitSettings
     from dominotree.train.model_card import write_model_card
     from dominotree.train.prepare import DrafterShape, prepare, tensorboard_writer
@@ -154,6 +160,9 @@ def fit(
         fit_values["steps"] = steps
     if threads is not None:
         torch.set_num_threads(threads)
+    where = _device(device)
+    if bf16 is None:
+        bf16 = where != "cpu" or cpu_has_bf16()
     settings = FitSettings.of_run(out) if export else FitSettings.from_dict(fit_values)
     write_scalars = tensorboard_writer(out / "tensorboard")
 
@@ -169,7 +178,7 @@ def fit(
         settings,
         DrafterShape.from_dict(shape_values),
         init_from=init_from,
-        device=_device(device),
+        device=where,
         bf16=bf16,
         held_out=held_out,
         cache=cache,

@@ -23,6 +23,7 @@ _VOID_FUNCTIONS = {
     "dt_add_norm": [_P, _P, _P, _P, _I, _N, _N, _F, _I],
     "dt_swiglu": [_P, _P, _I, _N, _N, _I],
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
+    "dt_pack": [_P, _I, _N, _N, _P],
     "dt_top": [_P, _N, _N, _N, _P, _P, _I],
 }
 _FOLDER = Path(__file__).parent
@@ -58,6 +59,18 @@ class Attention(ctypes.Structure):
         ("contiguous", ctypes.c_void_p),
         ("tail_start", ctypes.c_void_p),
         ("tail", ctypes.c_void_p),
+    ]
+
+
+class Linear(ctypes.Structure):
+    """What `dt_linear` knows of a layer; the rest of its arguments are those of a call."""
+
+    _fields_ = [
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("weight_bf16", ctypes.c_int),
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
     ]
 
 
@@ -175,6 +188,10 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.dt_attend.restype = ctypes.c_int
     library.dt_grow.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.dt_grow.restype = ctypes.c_int
+    library.dt_lanes.argtypes = []
+    library.dt_lanes.restype = ctypes.c_int64
+    library.dt_linear.argtypes = [_P, _P, _P, _I, _N, _I]
+    library.dt_linear.restype = ctypes.c_int
     for function, arguments in _VOID_FUNCTIONS.items():
         getattr(library, function).argtypes = arguments
         getattr(library, function).restype = None

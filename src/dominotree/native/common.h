@@ -9,15 +9,48 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
-#define LANES 16 /* floats a vector; also the width of a transposed key block */
+/* Floats a vector: what the processor's registers hold, since compilers split wider ones badly. */
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
 
-typedef float vf __attribute__((vector_size(64), aligned(4)));
-typedef int32_t vi __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t vu __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t vh __attribute__((vector_size(32), aligned(2)));
+typedef float vf __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES), aligned(2)));
+
+/* a * b + c, rounded once where the processor can: said outright, since what a compiler contracts depends on the loop
+ * around it, and a row's bits must not. */
+static inline vf fused(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+static inline vf all(float x) { return x - (vf){0}; }
 
 static inline vf load_bf16(const uint16_t *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#endif
     vh h;
     memcpy(&h, p, sizeof h);
     return (vf)(__builtin_convertvector(h, vu) << 16);
@@ -52,15 +85,14 @@ static inline vf exp_nonpositive(vf x) {
     vi below = x < floor_x;
     x = (vf)(((vi)x & ~below) | ((vi)floor_x & below));
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    vf n = (x * 1.44269504088896341f + magic) - magic;
-    vf r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    vf p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    vf n = fused(x, all(1.44269504088896341f), all(magic)) - magic;
+    vf r = fused(n, all(2.12194440e-4f), fused(n, all(-0.693359375f), x));
+    vf p = fused(r, all(1.9875691500e-4f), all(1.3981999507e-3f));
+    p = fused(p, r, all(8.3334519073e-3f));
+    p = fused(p, r, all(4.1665795894e-2f));
+    p = fused(p, r, all(1.6666665459e-1f));
+    p = fused(p, r, all(5.0000001201e-1f));
+    p = fused(p, r * r, r) + 1.0f;
     vi k = __builtin_convertvector(n, vi);
     return p * (vf)((k + 127) << 23);
 }

@@ -1,7 +1,7 @@
 /* Attention over a slot KV cache, with sums taken in the order of absolute positions.
  *
  * Every floating-point chain below runs over one fixed axis in one fixed order: scores over the head
- * dimension, the softmax denominator in 16 lanes by (position mod 16), the weighted sum over positions.
+ * dimension, the softmax denominator in LANES lanes by (position mod LANES), the weighted sum over positions.
  * Blocking only chooses which chains run side by side. A row's result therefore does not depend on the rows
  * that share the pass, on the shape of the tree, or on whether an ancestor lies in the tree's tail or, one
  * round later, in the committed prefix.
@@ -9,22 +9,54 @@
 #include "common.h"
 
 #define QUADS 4   /* queries that run side by side */
+#define PAIR 2    /* blocks of LANES columns that run side by side in the scores */
+#if LANES == 16 || defined(__aarch64__) /* vectors of each, as many as the registers hold */
+#define WIDE 4
+#else
+#define WIDE 2
+#endif
 #define SPAN 64   /* positions of values converted at a time */
 #define PARALLEL 16384 /* values from which on a second thread pays */
 
+#if defined(__AVX2__)
+static inline __m256 eight(const void *p, int bf16, int64_t i) {
+    if (!bf16) return _mm256_loadu_ps((const float *)p + i);
+    const __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)p + i));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+/* in[8, stride] -> out[8, LANES] */
+static inline void transpose_8(const void *in, int bf16, int64_t from, int64_t stride, float *out) {
+    __m256 x[8], y[8];
+    for (int i = 0; i < 8; i++) x[i] = eight(in, bf16, from + i * stride);
+    for (int i = 0; i < 8; i += 2) {
+        y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+        y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        x[i] = _mm256_shuffle_ps(y[i], y[i + 2], 0x44);
+        x[i + 1] = _mm256_shuffle_ps(y[i], y[i + 2], 0xee);
+        x[i + 2] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0x44);
+        x[i + 3] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(out + i * LANES, _mm256_permute2f128_ps(x[i], x[i + 4], 0x20));
+        _mm256_storeu_ps(out + (i + 4) * LANES, _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
+    }
+}
+#endif
+
 /* keys[columns, head_dim] -> block[head_dim][LANES], zero beyond `valid` columns */
 static void transpose_keys(const void *keys, int bf16, int64_t head_dim, int64_t valid, float *block) {
-    for (int64_t c = 0; c < LANES; c++) {
-        if (c >= valid) {
-            for (int64_t d = 0; d < head_dim; d++) block[d * LANES + c] = 0.0f;
-        } else if (bf16) {
-            const uint16_t *row = (const uint16_t *)keys + c * head_dim;
-            for (int64_t d = 0; d < head_dim; d++) block[d * LANES + c] = widen(row[d]);
-        } else {
-            const float *row = (const float *)keys + c * head_dim;
-            for (int64_t d = 0; d < head_dim; d++) block[d * LANES + c] = row[d];
-        }
-    }
+    int64_t done = 0;
+#if defined(__AVX2__)
+    for (; valid == LANES && done + 8 <= head_dim; done += 8)
+        for (int c = 0; c < LANES; c += 8)
+            transpose_8(keys, bf16, c * head_dim + done, head_dim, block + done * LANES + c);
+#endif
+    for (int64_t c = 0; c < LANES; c++)
+        for (int64_t d = done; d < head_dim; d++)
+            block[d * LANES + c] = c < valid ? get(keys, bf16, c * head_dim + d) : 0.0f;
 }
 
 static void widen_row(const void *row, int bf16, int64_t head_dim, int64_t padded, float *out) {
@@ -44,30 +76,30 @@ static void widen_row(const void *row, int bf16, int64_t head_dim, int64_t padde
 }
 
 /* acc[i][0:padded] += weight[i][p] * values[p][0:padded] for p in [0, count), `queries` rows side by side */
-#define WEIGHTED(N)                                                                                    \
-    static void weighted_##N(float *acc, int64_t acc_stride, const float *weight, int64_t w_stride,    \
-                             const float *values, int64_t padded, int64_t count) {                     \
-        int64_t d = 0;                                                                                 \
-        for (; d + 4 * LANES <= padded; d += 4 * LANES) {                                              \
-            vf a[N][4];                                                                                \
-            for (int i = 0; i < N; i++)                                                                \
-                for (int j = 0; j < 4; j++) a[i][j] = *(vf *)(acc + i * acc_stride + d + j * LANES);   \
-            for (int64_t p = 0; p < count; p++) {                                                      \
-                vf v[4];                                                                               \
-                for (int j = 0; j < 4; j++) v[j] = *(const vf *)(values + p * padded + d + j * LANES); \
-                for (int i = 0; i < N; i++)                                                            \
-                    for (int j = 0; j < 4; j++) a[i][j] = weight[i * w_stride + p] * v[j] + a[i][j];   \
-            }                                                                                          \
-            for (int i = 0; i < N; i++)                                                                \
-                for (int j = 0; j < 4; j++) *(vf *)(acc + i * acc_stride + d + j * LANES) = a[i][j];   \
-        }                                                                                              \
-        for (; d < padded; d += LANES)                                                                 \
-            for (int i = 0; i < N; i++) {                                                              \
-                vf a = *(vf *)(acc + i * acc_stride + d);                                              \
-                for (int64_t p = 0; p < count; p++)                                                    \
-                    a = weight[i * w_stride + p] * *(const vf *)(values + p * padded + d) + a;         \
-                *(vf *)(acc + i * acc_stride + d) = a;                                                 \
-            }                                                                                          \
+#define WEIGHTED(N)                                                                                               \
+    static void weighted_##N(float *acc, int64_t acc_stride, const float *weight, int64_t w_stride,               \
+                             const float *values, int64_t padded, int64_t count) {                                \
+        int64_t d = 0;                                                                                            \
+        for (; d + WIDE * LANES <= padded; d += WIDE * LANES) {                                                   \
+            vf a[N][WIDE];                                                                                        \
+            for (int i = 0; i < N; i++)                                                                           \
+                for (int j = 0; j < WIDE; j++) a[i][j] = *(vf *)(acc + i * acc_stride + d + j * LANES);           \
+            for (int64_t p = 0; p < count; p++) {                                                                 \
+                vf v[WIDE];                                                                                       \
+                for (int j = 0; j < WIDE; j++) v[j] = *(const vf *)(values + p * padded + d + j * LANES);         \
+                for (int i = 0; i < N; i++)                                                                       \
+                    for (int j = 0; j < WIDE; j++) a[i][j] = fused(all(weight[i * w_stride + p]), v[j], a[i][j]); \
+            }                                                                                                     \
+            for (int i = 0; i < N; i++)                                                                           \
+                for (int j = 0; j < WIDE; j++) *(vf *)(acc + i * acc_stride + d + j * LANES) = a[i][j];           \
+        }                                                                                                         \
+        for (; d < padded; d += LANES)                                                                            \
+            for (int i = 0; i < N; i++) {                                                                         \
+                vf a = *(vf *)(acc + i * acc_stride + d);                                                         \
+                for (int64_t p = 0; p < count; p++)                                                               \
+                    a = fused(all(weight[i * w_stride + p]), *(const vf *)(values + p * padded + d), a);          \
+                *(vf *)(acc + i * acc_stride + d) = a;                                                            \
+            }                                                                                                     \
     }
 WEIGHTED(1)
 WEIGHTED(4)
@@ -108,15 +140,15 @@ static int attend_task(const Attention *a, int64_t first, int64_t last, int64_t 
         if (need > columns) columns = need;
         if (count > tails) tails = count;
     }
-    const int64_t stride = (columns + LANES - 1) / LANES * LANES;
+    const int64_t stride = (columns + PAIR * LANES - 1) / (PAIR * LANES) * (PAIR * LANES);
     const int64_t tail_stride = (tails + LANES - 1) / LANES * LANES;
     const size_t floats = (size_t)(rounded * dim + rounded * padded + rounded * stride + rounded * tail_stride +
-                                   rounded * LANES + dim * LANES + SPAN * padded) + 64;
+                                   rounded * LANES + PAIR * dim * LANES + SPAN * padded) + 64;
     float *memory = malloc(floats * 4);
     if (!memory) return 1;
     float *q = memory, *acc = q + rounded * dim, *score = acc + rounded * padded;
     float *tail_weight = score + rounded * stride, *lanes = tail_weight + rounded * tail_stride;
-    float *block = lanes + rounded * LANES, *span = block + dim * LANES;
+    float *block = lanes + rounded * LANES, *span = block + PAIR * dim * LANES;
     memset(q, 0, (size_t)rounded * dim * 4);
     memset(acc, 0, (size_t)rounded * padded * 4);
     memset(lanes, 0, (size_t)rounded * LANES * 4);
@@ -125,17 +157,23 @@ static int attend_task(const Attention *a, int64_t first, int64_t last, int64_t 
         for (int64_t d = 0; d < dim; d++) q[i * dim + d] = get(a->q, a->q_bf16, source + d);
     }
 
-    for (int64_t c = 0; c < columns; c += LANES) {
-        int64_t valid = columns - c < LANES ? columns - c : LANES;
-        transpose_keys(keys + (size_t)(c * dim) * width, a->kv_bf16, dim, valid, block);
+    for (int64_t c = 0; c < columns; c += PAIR * LANES) {
+        for (int p = 0; p < PAIR; p++) {
+            const int64_t from = c + p * LANES, left = columns - from, valid = left < 0 ? 0 : left < LANES ? left : LANES;
+            transpose_keys(keys + (size_t)(from * dim) * width, a->kv_bf16, dim, valid, block + p * dim * LANES);
+        }
         for (int64_t i = 0; i < rounded; i += QUADS) {
-            vf s[QUADS] = {{0}};
+            vf s[QUADS][PAIR] = {{{0}}};
             const float *qi = q + i * dim;
             for (int64_t d = 0; d < dim; d++) {
-                vf k = *(const vf *)(block + d * LANES);
-                for (int j = 0; j < QUADS; j++) s[j] = qi[j * dim + d] * k + s[j];
+                vf k[PAIR];
+                for (int p = 0; p < PAIR; p++) k[p] = *(const vf *)(block + (p * dim + d) * LANES);
+                for (int j = 0; j < QUADS; j++)
+                    for (int p = 0; p < PAIR; p++) s[j][p] = fused(all(qi[j * dim + d]), k[p], s[j][p]);
             }
-            for (int j = 0; j < QUADS; j++) *(vf *)(score + (i + j) * stride + c) = s[j] * a->scale;
+            for (int j = 0; j < QUADS; j++)
+                for (int p = 0; p < PAIR; p++)
+                    *(vf *)(score + (i + j) * stride + c + p * LANES) = s[j][p] * a->scale;
         }
     }
 
@@ -180,14 +218,13 @@ static int attend_task(const Attention *a, int64_t first, int64_t last, int64_t 
                 widen_row(values + (size_t)((c + p) * dim) * width, a->kv_bf16, dim, padded, span + p * padded);
         for (int64_t i = 0; i < queries; i += QUADS) {
             int64_t n = queries - i < QUADS ? queries - i : QUADS, until[QUADS], common = have;
-            for (int64_t j = 0; j < n; j++) {
+            for (int64_t j = 0; j < n; j++) { /* what lies between queries and rounded only fills the tile */
                 until[j] = a->contiguous[first + (i + j) / group] - c;
                 if (until[j] > have) until[j] = have;
                 if (until[j] < 0) until[j] = 0;
                 if (until[j] < common) common = until[j];
             }
-            if (n == QUADS) weighted_4(acc + i * padded, padded, score + i * stride + c, stride, value, padded, common);
-            else common = 0;
+            weighted_4(acc + i * padded, padded, score + i * stride + c, stride, value, padded, common);
             for (int64_t j = 0; j < n; j++)
                 if (until[j] > common)
                     weighted_1(acc + (i + j) * padded, padded, score + (i + j) * stride + c + common, stride,
@@ -212,7 +249,10 @@ static int attend_task(const Attention *a, int64_t first, int64_t last, int64_t 
 /* Returns 0, or 1 when memory ran out. Rows of one slot must be adjacent. */
 int dt_attend(const Attention *a, int64_t rows, int threads) {
     const int64_t group = a->heads / a->kv_heads;
-    int64_t chunk = (16 + group - 1) / group; /* about 16 queries a task keep its scores in the cache */
+    const int64_t most = (16 + group - 1) / group; /* about 16 queries a task keep its scores in the cache */
+    const int64_t parts = (2 * threads + a->kv_heads - 1) / a->kv_heads; /* a head in, for threads to share evenly */
+    int64_t chunk = (rows + parts - 1) / parts;
+    if (chunk > most) chunk = most;
     int64_t *bounds = malloc((size_t)(rows + 1) * 8), tasks = 0;
     if (!bounds) return 1;
     for (int64_t r = 0; r < rows;) {
@@ -245,7 +285,7 @@ static void norm_row(void *x, const void *delta, const void *weight, void *out, 
             store(x, bf16, from + d, v + load(delta, bf16, from + d));
             v = load(x, bf16, from + d);
         }
-        squares = v * v + squares;
+        squares = fused(v, v, squares);
     }
     for (; d < dim; d++) {
         if (delta) put(x, bf16, from + d, get(x, bf16, from + d) + get(delta, bf16, from + d));

@@ -50,12 +50,13 @@ static void products(const Forest *f, const float *state, float *out) {
         vf a[8] = {{0}};
         for (int64_t g = 0; g < f->state; g++)
             for (int j = 0; j < 8; j++)
-                a[j] = state[g] * load(f->from_state, f->weight_bf16, g * f->columns + c + j * LANES) + a[j];
+                a[j] = fused(all(state[g]), load(f->from_state, f->weight_bf16, g * f->columns + c + j * LANES), a[j]);
         for (int j = 0; j < 8; j++) *(vf *)(out + c + j * LANES) = a[j];
     }
     for (; c < f->columns; c += LANES) {
         vf a = {0};
-        for (int64_t g = 0; g < f->state; g++) a = state[g] * load(f->from_state, f->weight_bf16, g * f->columns + c) + a;
+        for (int64_t g = 0; g < f->state; g++)
+            a = fused(all(state[g]), load(f->from_state, f->weight_bf16, g * f->columns + c), a);
         *(vf *)(out + c) = a;
     }
 }
@@ -90,7 +91,8 @@ static void conditional(const Forest *f, int64_t at, float scale, const float *p
         vf sum = {0};
         float rest = 0.0f;
         int64_t e = 0;
-        for (; e + LANES <= f->rank; e += LANES) sum = *(vf *)(inner + e) * load(f->proj_out, f->proj_bf16, row + e) + sum;
+        for (; e + LANES <= f->rank; e += LANES)
+            sum = fused(*(vf *)(inner + e), load(f->proj_out, f->proj_bf16, row + e), sum);
         for (; e < f->rank; e++) rest += inner[e] * get(f->proj_out, f->proj_bf16, row + e);
         log_prob[m] = logits[m] + (sum_lanes(sum) + rest);
         top = log_prob[m] > top ? log_prob[m] : top;

@@ -62,8 +62,8 @@ class DecoderTarget:
             raise UnsupportedModel("lm_head.weight is missing though tie_word_embeddings is false")
         self._head_weight = self._embedding if tied else weights.take("lm_head.weight", self._embedding.shape)
         self._head = Linear(self._head_weight)
-        packed = all(linear.packed for layer in self._layers for linear in layer.linears()) and self._head.packed
-        self.row_invariant = packed and self._kind is not TorchAttention
+        linears = [self._head, *(linear for layer in self._layers for linear in layer.linears())]
+        self.row_invariant = all(linear.row_invariant for linear in linears) and self._kind is not TorchAttention
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
         """See `Target.new_cache`. Keys and values are kept in the model's dtype (fp16 on a CPU: fp32)."""

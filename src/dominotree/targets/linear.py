@@ -2,42 +2,93 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 
 import torch
 from torch.nn import functional as F
 
+from dominotree import native
+from dominotree.machine import cpu_has_bf16
+
 
 class Linear:
-    """`x @ weight.T + bias` for `x` `[rows, in]`.
+    """`x @ weight.T + bias` for `x` `[rows, in]` of the weight's dtype.
 
-    On a CPU the weight is packed once for oneDNN, which reads it at the speed of memory and gives a row the same
-    bits whatever rows share the pass (from two rows on; a single row is padded). Elsewhere it is a plain matmul.
+    On a CPU the weight is packed once so that it is read at the speed of memory and a row gets the same bits whatever
+    rows share the pass (`row_invariant`): for oneDNN where the processor multiplies bf16 itself and that is the dtype,
+    for our C kernel otherwise. The kernel keeps weights in bf16 where that holds every one of them exactly, as it does
+    those of any model published in bf16: the same fp32 results from half the memory. Elsewhere it is a plain matmul.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.bias = bias
-        self.packed = weight.device.type == "cpu" and weight.dtype != torch.float16 and packing_works(weight.dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self.packed else weight
+        self._kernel: native.Linear | None = None
+        self._onednn = False
+        if weight.device.type == "cpu" and weight.dtype != torch.float16:
+            if native.available() and not (weight.dtype == torch.bfloat16 and onednn_works(torch.bfloat16)):
+                self._pack(weight)
+                return
+            self._onednn = onednn_works(weight.dtype)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self._onednn else weight
+
+    @property
+    def row_invariant(self) -> bool:
+        """Whether a row's result has the same bits whatever rows share the pass."""
+        return self._onednn or self._kernel is not None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.packed:
-            return F.linear(x, self.weight, self.bias)
-        if x.shape[0] == 1:
+        if self._kernel is not None:
+            return self._native(x, self._kernel)
+        if not self._onednn:
+            return F.linear(x, self._weight, self.bias)
+        if x.shape[0] == 1:  # oneDNN treats a single row differently
             return self._pointwise(x.expand(2, -1).contiguous())[:1]
         return self._pointwise(x)
 
+    def _pack(self, weight: torch.Tensor) -> None:
+        narrow = weight.to(torch.bfloat16)
+        if torch.equal(narrow.to(weight.dtype), weight):
+            weight = narrow
+        weight = weight.contiguous()
+        lanes = native.library().dt_lanes()
+        self._weight = weight.new_empty(-(-self.out_features // lanes) * lanes * self.in_features)
+        self._bias = None if self.bias is None else self.bias.float().contiguous()
+        bf16 = weight.dtype == torch.bfloat16
+        native.library().dt_pack(
+            weight.data_ptr(), bf16, self.out_features, self.in_features, self._weight.data_ptr()
+        )
+        self._kernel = native.Linear(
+            self.in_features, self.out_features, bf16, self._weight.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+        )  # fmt: skip
+        self._call = native.library().dt_linear
+
+    def _native(self, x: torch.Tensor, kernel: native.Linear) -> torch.Tensor:
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], self.out_features)
+        bf16 = x.dtype == torch.bfloat16
+        failed = self._call(
+            ctypes.byref(kernel), x.data_ptr(), out.data_ptr(), bf16, x.shape[0], torch.get_num_threads()
+        )
+        if failed:
+            raise MemoryError("a linear layer ran out of memory")
+        return out
+
     def _pointwise(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self.bias, "none", [], "")
         return out
 
 
 @cache
-def packing_works(dtype: torch.dtype) -> bool:
-    """Whether this build has oneDNN's private packing operators and they compute what a plain matmul does."""
+def onednn_works(dtype: torch.dtype) -> bool:
+    """Whether this build has oneDNN's private packing operators and they compute what a plain matmul does.
+
+    For bf16 also whether the processor multiplies it: oneDNN emulates it slowly.
+    """
     try:
-        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if dtype == torch.bfloat16 and not (cpu_has_bf16() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             return False
         generator = torch.Generator().manual_seed(0)
         weight = torch.randn(48, 32, generator=generator).to(dtype)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from dominotree.errors import UnsupportedModel
+from dominotree.machine import cpu_has_bf16
 
 __all__ = ["TargetReader", "load_target_reader"]
 
 
 @dataclass(frozen=True)
 class TargetReader:
-    """A frozen target. `embedding` and `head` are `[vocab, hidden]`, bf16, on the target's device.
+    """A frozen target. `embedding` and `head` are `[vocab, hidden]`, in its dtype on its device.
 
     `sizes` are the fields of its config that a drafter takes over. This class is all that training knows of
     the target: another decoder can stand behind it.
@@ -58,13 +59,14 @@ class TargetReader:
 
 
 def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetReader:
-    """Load the target in `folder` (Hugging Face form) in bf16 on `device`.
+    """Load the target in `folder` (Hugging Face form) on `device`: in bf16, in fp32 on a processor that emulates bf16.
 
     Raises `UnsupportedModel` where logits are not simply `head` times the last hidden state.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.bfloat16).to(device).eval()
+    dtype = torch.float32 if device == "cpu" and not cpu_has_bf16() else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(device).eval()
     model.requires_grad_(False)
     config = model.config
     for scaled in ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier"):

@@ -1,0 +1,59 @@
+"""The linear layer: equal to a plain matmul, and row by row the same bits whatever shares the pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dominotree.targets.linear import Linear
+
+SHAPES = [(1, 1), (3, 5), (16, 32), (100, 48), (129, 200), (512, 96)]
+ROWS = [1, 2, 3, 4, 5, 6, 7, 9, 17, 48, 49, 150]
+
+
+def layer(out: int, width: int, dtype: torch.dtype, *, bias: bool, coarse: bool) -> tuple[Linear, torch.Tensor]:
+    """A layer and, in fp64, its weight with the bias as a last column; `coarse` weights fit into bf16."""
+    generator = torch.Generator().manual_seed(out * 1000 + width)
+    weight = torch.randn(out, width, generator=generator)
+    if coarse:
+        weight = weight.bfloat16().float()
+    weight = weight.to(dtype)
+    b = torch.randn(out, generator=generator).to(dtype) if bias else None
+    column = torch.zeros(out, 1) if b is None else b[:, None]
+    return Linear(weight, b), torch.cat([weight.double(), column.double()], dim=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("coarse", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equals_a_plain_matmul_and_keeps_a_rows_bits(
+    shape: tuple[int, int], bias: bool, coarse: bool, dtype: torch.dtype
+) -> None:
+    out, width = shape
+    linear, weight = layer(out, width, dtype, bias=bias, coarse=coarse)
+    x = torch.randn(max(ROWS), width, generator=torch.Generator().manual_seed(1)).to(dtype)
+    whole = linear(x)
+    assert whole.dtype == dtype
+    exact = torch.cat([x.double(), torch.ones(len(x), 1)], dim=1) @ weight.T
+    error = 1e-4 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(whole.double(), exact, atol=error * width**0.5, rtol=error)
+    if linear.row_invariant:
+        for rows in ROWS:
+            assert torch.equal(linear(x[:rows]), whole[:rows]), rows
+            assert torch.equal(linear(x[-rows:]), whole[-rows:]), rows
+
+
+def test_a_result_is_that_of_fp32_arithmetic_however_the_weights_are_kept() -> None:
+    """Weights that bf16 holds are stored in it; the same ones with one more, which it does not hold, are not."""
+    linear, _ = layer(64, 96, torch.float32, bias=False, coarse=True)
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(64 * 1000 + 96)).bfloat16().float()
+    wide = Linear(torch.cat([weight, torch.full((1, 96), 1 / 3)]))
+    x = torch.randn(5, 96)
+    assert torch.equal(linear(x), wide(x)[:, :64])
+
+
+def test_rows_that_are_not_contiguous_are_read_right() -> None:
+    linear, weight = layer(20, 30, torch.float32, bias=False, coarse=True)
+    x = torch.randn(30, 8).T
+    torch.testing.assert_close(linear(x).double(), x.double() @ weight[:, :-1].T, atol=1e-4, rtol=1e-4)
