@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from dominotree.engines.vllm.settings import Settings
@@ -32,6 +34,37 @@ def check_worker(config: Any, settings: Settings) -> None:
             f"mode tree runs in {WORKER} and the worker is {worker}: let VLLM_PLUGINS name dominotree too, "
             f"give --worker-cls {WORKER}, or use mode chain"
         )
+
+
+def check_internals() -> None:
+    """Raises `UnsupportedEngine` where a name inside vLLM that mode tree relies on is missing or takes other things."""
+    for path, expected in INTERNALS.items():
+        module, _, names = path.partition(":")
+        try:
+            found: Any = import_module(module)
+            for name in names.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            raise UnsupportedEngine(f"vLLM has no {path}, which mode tree relies on; use mode chain") from None
+        taken = tuple(name for name in signature(found).parameters if name != "self") if expected is not None else None
+        if taken != expected:
+            takes, expects = ", ".join(taken or ()), ", ".join(expected or ())
+            raise UnsupportedEngine(
+                f"vLLM's {path} takes ({takes}), not ({expects}) as mode tree expects; use mode chain"
+            )
+
+
+_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
+INTERNALS: dict[str, tuple[str, ...] | None] = {
+    "vllm.v1.worker.cpu_worker:CPUModelRunner": ("vllm_config", "device"),
+    "vllm.v1.worker.cpu_worker:CPUWorker.init_device": (),
+    _RUNNER + "_prepare_inputs": ("scheduler_output", "num_scheduled_tokens"),
+    _RUNNER + "execute_model": ("scheduler_output", "intermediate_tensors"),
+    _RUNNER + "_sample": ("logits", "spec_decode_metadata"),
+    _RUNNER + "_input_fits_in_drafter": ("common_attn_metadata",),
+    _RUNNER + "_setup_eagle3_aux_hidden_state_outputs": (),
+}
+"""Names mode tree relies on -> the parameters it expects there, None where that does not matter."""
 
 
 def _options(config: Any, settings: Settings) -> dict[str, bool]:

@@ -12,6 +12,12 @@ from dominotree.targets.cache import SlotCache
 _FIRST_SLOTS = 4096
 
 
+def slots_of(blocks: torch.Tensor, block_size: int, length: int) -> torch.Tensor:
+    """Slots, int64 `[length]`, of the first `length` positions of a sequence whose blocks are `blocks` in order."""
+    position = torch.arange(length, device=blocks.device)
+    return blocks[position // block_size].long() * block_size + position % block_size
+
+
 class PagedContext:
     """Slot s holds the drafter's keys and values for the token whose own ones the target's cache has in slot s.
 
@@ -32,7 +38,7 @@ class PagedContext:
         self._room: SlotCache | None = None
 
     def write(self, slots: torch.Tensor, positions: torch.Tensor, features: torch.Tensor) -> None:
-        """Encodes target features `[rows, len(feature_layers) * H]` at `positions` into `slots`, both int64 `[rows]`."""
+        """Encodes features `[rows, len(feature_layers) * H]` at `positions` into `slots`, both int64 `[rows]`."""
         if len(slots) == 0:
             return
         self._grow(int(slots.max()) + 1)
@@ -46,10 +52,8 @@ class PagedContext:
     def draft(self, blocks: Sequence[torch.Tensor], lengths: Sequence[int], roots: Sequence[int]) -> Draft:
         """A draft behind the first `lengths[i]` positions of sequence i, whose blocks are `blocks[i]` in order."""
         room = self._roomy(len(lengths), max(lengths))
-        within = torch.arange(self._block_size, device=self._store.device)
         for row, length in enumerate(lengths):
-            slots = (blocks[row][:, None].long() * self._block_size + within).flatten()[:length]
-            held = self._store[slots].permute(1, 2, 3, 0, 4)
+            held = self._store[slots_of(blocks[row], self._block_size, length)].permute(1, 2, 3, 0, 4)
             room.keys[:, row, :, :length], room.values[:, row, :, :length] = held.unbind(0)
             room.lengths[row] = length
         return self._drafter.draft(room, range(len(lengths)), roots)
