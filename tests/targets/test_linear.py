@@ -57,3 +57,12 @@ def test_rows_that_are_not_contiguous_are_read_right() -> None:
     linear, weight = layer(20, 30, torch.float32, bias=False, coarse=True)
     x = torch.randn(30, 8).T
     torch.testing.assert_close(linear(x).double(), x.double() @ weight[:, :-1].T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_take_a_plain_matmul(dtype: torch.dtype) -> None:
+    linear, weight = layer(20, 32, dtype, bias=True, coarse=True)
+    x = torch.randn(4, 32).to(dtype)
+    exact = torch.cat([x.double(), torch.ones(4, 1)], dim=1) @ weight.T
+    torch.testing.assert_close(linear(x).double(), exact, atol=0.05, rtol=0.02)
+    assert not linear.row_invariant

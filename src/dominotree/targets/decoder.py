@@ -63,6 +63,7 @@ class DecoderTarget:
         self._head_weight = self._embedding if tied else weights.take("lm_head.weight", self._embedding.shape)
         self._head = Linear(self._head_weight)
         linears = [self._head, *(linear for layer in self._layers for linear in layer.linears())]
+        self._least_rows = max(linear.least_rows for linear in linears)
         self.row_invariant = all(linear.row_invariant for linear in linears) and self._kind is not TorchAttention
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
@@ -96,7 +97,7 @@ class DecoderTarget:
             if segment.start + len(segment.tokens) > cache.length:
                 needed = segment.start + len(segment.tokens)
                 raise InvalidRequest(f"{needed} columns do not fit a cache of {cache.length}; raise --context")
-        rows = Rows.of(segments)
+        rows = Rows.of(segments, least=self._least_rows)
         count = sum(len(segment.tokens) for segment in segments)
         assert self._rope is not None, "new_cache comes first"
         attend: Attention = self._kind(cache, rows, self.config.num_heads, *self._rope)
@@ -110,7 +111,7 @@ class DecoderTarget:
         eps = self.config.rms_norm_eps
         if last_only:
             ends = torch.tensor([len(segment.tokens) for segment in segments]).cumsum(0) - 1
-            ends = ends.repeat(2)[: max(2, len(ends))]  # never a single row, see Linear
+            ends = ends.repeat(2)[: max(self._least_rows, len(ends))]
             logits = self._head(normalise(x[ends.to(self.device)], self._norm, eps))[: len(segments)]
         else:
             logits = self._head(normalise(x, self._norm, eps))[:count]

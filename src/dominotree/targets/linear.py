@@ -26,7 +26,7 @@ class Linear:
         self.bias = bias
         self._kernel: native.Linear | None = None
         self._onednn = False
-        if weight.device.type == "cpu" and weight.dtype != torch.float16:
+        if weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
             if native.available() and not (weight.dtype == torch.bfloat16 and onednn_works(torch.bfloat16)):
                 self._pack(weight)
                 return
@@ -37,6 +37,11 @@ class Linear:
     def row_invariant(self) -> bool:
         """Whether a row's result has the same bits whatever rows share the pass."""
         return self._onednn or self._kernel is not None
+
+    @property
+    def least_rows(self) -> int:
+        """Rows from which on a pass needs no padding to be row-invariant."""
+        return 1 if self._kernel is not None else 2
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._kernel is not None:

@@ -47,15 +47,17 @@ class Rows:
         return len(self.tokens)
 
     @classmethod
-    def of(cls, segments: Sequence[Segment]) -> Rows:
-        """Flattens segments; a pass of a single row gets it twice, since kernels treat one row differently."""
+    def of(cls, segments: Sequence[Segment], *, least: int = 1) -> Rows:
+        """Flattens segments; with `least` 2 a pass of a single row gets it twice, for kernels that treat one row
+        differently.
+        """
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         columns: list[int] = []
         contiguous: list[int] = []
         tails: list[list[int]] = []
-        if len(segments) == 1 and len(segments[0].tokens) == 1:
+        if least > 1 and len(segments) == 1 and len(segments[0].tokens) == 1:
             segments = [segments[0], segments[0]]
         for segment in segments:
             count, start = len(segment.tokens), segment.start
