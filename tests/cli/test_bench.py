@@ -13,8 +13,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from dominotree.bench import runner
-from dominotree.cli.bench import _values, bench
-from dominotree.cli.common import OneLineErrors
+from dominotree.cli.bench import bench
+from dominotree.cli.common import OneLineErrors, comma_list
 from dominotree.errors import InvalidRequest
 from dominotree.pair import Output
 
@@ -175,6 +175,6 @@ def test_plain_decoding_alone_needs_no_drafter(measure: Run, tmp_path: Path) -> 
 
 
 def test_lists_take_commas_and_spaces() -> None:
-    assert _values("budget", "4, 8", int) == [4, 8]
+    assert comma_list("budget", "4, 8", int) == [4, 8]
     with pytest.raises(InvalidRequest):
-        _values("budget", "4 8", int)
+        comma_list("budget", "4 8", int)

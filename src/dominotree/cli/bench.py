@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dominotree.cli import common
-from dominotree.cli.common import ModelOptions, flag, screen
+from dominotree.cli.common import ModelOptions, comma_list, screen
 from dominotree.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ EXIT_NOT_LOSSLESS = 3
 _NOISE = {"off": (False,), "on": (True,), "both": (False, True)}
 _SECONDS_BETWEEN_LINES = 60
 _MOST_LISTED = 20
-
-Value = TypeVar("Value")
 
 
 def bench(
@@ -86,12 +84,12 @@ def bench(
         "target": target,
         "drafter": drafter,
         "dflash_drafter": dflash_drafter,
-        "methods": _values("methods", methods, str),
-        "sets": None if sets is None else _values("sets", sets, str),
+        "methods": comma_list("methods", methods, str),
+        "sets": None if sets is None else comma_list("sets", sets, str),
         "data": None if data is None else str(data),
-        "budget": _values("budget", budget, int),
-        "candidates": _values("candidates", candidates, int),
-        "temperature": _values("temperature", temperature, float),
+        "budget": comma_list("budget", budget, int),
+        "candidates": comma_list("candidates", candidates, int),
+        "temperature": comma_list("temperature", temperature, float),
         "noise_aware": noise_aware,
         "limit": limit,
         "max_new_tokens": max_new_tokens,
@@ -128,18 +126,6 @@ def bench(
     _show(outcome)
     if outcome.bugs:
         raise typer.Exit(EXIT_NOT_LOSSLESS)
-
-
-def _values(name: str, text: str, kind: Callable[[str], Value]) -> list[Value]:
-    """The values of a list with commas."""
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        if not all(parts):
-            raise ValueError
-        return [kind(part) for part in parts]
-    except ValueError:
-        noun = "integers" if kind is int else "numbers" if kind is float else "names"
-        raise InvalidRequest(f"{flag(name)} is {text!r}; {noun} with commas between are expected") from None
 
 
 def _model_name(target: str | None) -> str:
@@ -244,15 +230,15 @@ def _show(outcome: Outcome) -> None:
     earlier = f", {outcome.resumed} of them from before" if outcome.resumed else ""
     screen.write(f"{outcome.records} records{earlier}: {outcome.folder / RECORDS_FILE}\n")
     if outcome.compared:
-        screen.write(_verdict(outcome) + "\n")
+        screen.write(verdict(len(outcome.bugs), len(outcome.differences) - len(outcome.bugs)) + "\n")
     if outcome.records:
         screen.write(f"dominotree report {outcome.folder} makes tables, figures and a page of it\n")
 
 
-def _verdict(outcome: Outcome) -> str:
-    ties = len(outcome.differences) - len(outcome.bugs)
-    if outcome.bugs:
-        return f"NOT lossless: {len(outcome.bugs)} answers differ from plain decoding's beyond rounding"
+def verdict(bugs: int, ties: int) -> str:
+    """What the numbers of answers that differ beyond rounding, and within it, come to."""
+    if bugs:
+        return f"NOT lossless: {bugs} answers differ from plain decoding's beyond rounding"
     if ties:
         return f"lossless but for rounding: {ties} answers part from plain decoding's at a near-tie"
     return "lossless: every answer is plain decoding's, token for token"

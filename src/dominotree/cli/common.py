@@ -6,9 +6,10 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from dominotree.pair import Output, Pair
     from dominotree.sampling import SamplingParams
+
+Value = TypeVar("Value")
 
 # Options. None means "not given": the library owns the defaults, and what was not given is not passed on.
 
@@ -105,6 +108,18 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def comma_list(name: str, text: str, kind: Callable[[str], Value]) -> list[Value]:
+    """The values of an option that takes a list with commas; raises `InvalidRequest` naming its flag."""
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        if not all(parts):
+            raise ValueError
+        return [kind(part) for part in parts]
+    except ValueError:
+        noun = "integers" if kind is int else "numbers" if kind is float else "names"
+        raise InvalidRequest(f"{flag(name)} is {text!r}; {noun} with commas between are expected") from None
+
+
 # Streams
 
 
@@ -142,6 +157,29 @@ class Screen:
 
 
 screen = Screen()
+
+
+@contextmanager
+def progress_line() -> Iterator[Callable[[str], None]]:
+    """Gives a function that shows on stderr what is done at the moment: on a terminal one line that changes, elsewhere
+    a line whenever a stage (what stands before a colon) begins.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status("") as status:
+            yield lambda doing: status.update(escape(doing))
+        return
+    stage = ""
+
+    def tell(doing: str) -> None:
+        nonlocal stage
+        if doing.partition(":")[0] != stage:
+            stage = doing.partition(":")[0]
+            screen.note(f"{stage} ...")
+
+    yield tell
 
 
 class _Notices(logging.Handler):

@@ -292,10 +292,10 @@ def _layer_ids(fields: _Fields, num_target_layers: int | None, num_draft_layers:
 
 def _rope_theta(fields: _Fields) -> float:
     theta = fields.get("rope_theta")
-    for field in ("rope_scaling", "rope_parameters"):
-        rope = fields.get(field, {})
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = fields.get(name, {})
         if not isinstance(rope, Mapping):
-            raise _bad(field, rope, "an object")
+            raise _bad(name, rope, "an object")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise UnsupportedModel(f"The drafter's rope_type is {kind!r}, expected 'default': use another drafter.")
