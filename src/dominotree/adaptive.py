@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,23 +14,59 @@ from dominotree.tree.budget import cost_aware_count
 from dominotree.tree.tree import Tree
 
 
+@dataclass
+class Pace:
+    """Whether drafting pays for one sequence, tokens a millisecond with the best tree against plain decoding's, and how
+    large a tree to build.
+
+    Rounds that draft are averaged, the newest counting most. While they do not pay, rounds go without a draft, and one
+    that drafts looks again after 1, 2, 4 .. 16 of them. Trees are built to `room` nodes, twice what the last one was
+    cut to, since building costs time too. The output is the same either way.
+    """
+
+    room: int = 16
+    gain: float = 1.25
+    waited: int = 0
+    patience: int = 1
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the next round should draft."""
+        return self.gain >= 1 or self.waited >= self.patience
+
+    def skipped(self) -> None:
+        """A round went without a draft."""
+        self.waited += 1
+
+    def drafted(self, gain: float, nodes: int) -> None:
+        """A round drafted, and its best tree, of so many nodes, was worth `gain` times plain decoding."""
+        self.room = max(8, 2 * nodes)
+        self.gain += 0.3 * (gain - self.gain)
+        self.patience = 1 if self.gain >= 1 else min(2 * self.patience, 16) if self.waited else self.patience
+        self.waited = 0
+
+
 class AdaptiveBudget:
     """Cuts a tree that was built to its cap, by the cost-aware rule, and learns from what became of it."""
 
     def __init__(self, costs: CostModel, calibration: Calibration) -> None:
         self.costs, self.calibration = costs, calibration
 
-    def cut(self, tree: Tree, method: Method, context: int) -> Tree:
+    def cut(self, tree: Tree, method: Method, context: int, pace: Pace) -> Tree:
         """The leading part of `tree` that is worth verifying behind `context` committed tokens.
 
-        Under the `calibrated` rule the nodes are put into the order of their calibrated chances first.
+        Under the `calibrated` rule the nodes are put into the order of their calibrated chances first, and `pace` is
+        told what the round is worth.
         """
         if not len(tree):
             return tree
         if method.rule == "calibrated":
             tree = tree.reordered(self._calibrated_scores(tree))
-        chances = np.exp(np.array(tree.score))
-        return tree.first(cost_aware_count(chances, self.costs.round(len(tree), context)))
+        chances, costs = np.exp(np.array(tree.score)), self.costs.round(len(tree), context)
+        count = cost_aware_count(chances, costs)
+        if method.rule == "calibrated":
+            pace.drafted((1.0 + chances[:count].sum()) / costs[count] * self.costs.plain(context), count)
+        return tree.first(count)
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
         """Learns from a walk: `path` are the nodes walked (-1, the root, first), `choices` the tokens taken there."""

@@ -27,7 +27,7 @@ from dominotree.targets.base import Target
 from dominotree.targets.rows import Segment
 from dominotree.tree.tree import Tree
 
-ROWS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
+ROWS = (1, 2, 3, 4, 6, 9, 12, 16, 17, 24, 33, 48, 65)
 CONTEXTS = (64, 256, 768, 1792)
 REPEATS = 9
 
@@ -63,6 +63,10 @@ class CostModel:
         draft = float(np.interp(context, self.contexts, self.draft_ms))
         build = float(_interpolate(np.array([nodes + 1]), self.rows, self.build_ms)[0])
         return self.verify(nodes + 1, context) + (draft + build + self.rest_ms)
+
+    def plain(self, context: int) -> float:
+        """Time of a round without a draft."""
+        return float(self.verify(1, context)[0]) + self.rest_ms
 
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""

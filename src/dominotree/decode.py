@@ -153,7 +153,7 @@ class Decoder:
     # One round, as in the paper
 
     def _round(self, batch: Sequence[Generation], watch: Stopwatch) -> None:
-        drafting = [generation for generation in batch if self._max_depth(generation) > 0]
+        drafting = [g for g in batch if self._max_depth(g) > 0 and self._pays(g)]
         with watch.stage("draft"):
             draft = self._draft(drafting)
         with watch.stage("build"):
@@ -212,8 +212,9 @@ class Decoder:
             part = draft if len(groups) == 1 else Draft(*(t[members] for t in (draft.roots, draft.hidden, draft.base)))
             depths = [self._max_depth(batch[i]) for i in members]
             noise = [_noise(batch[i]) for i in members]
+            caps = [batch[i].most_nodes for i in members]
             with _ends([batch[i] for i in members]):
-                grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths, noise)
+                grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths, noise, caps)
             for row, i in enumerate(members):
                 trees[id(batch[i])] = self._cut(batch[i], grown.single(row))
         return trees
@@ -222,7 +223,14 @@ class Decoder:
         budget = self._budget(generation)
         if budget is None:
             return tree
-        return budget.cut(tree, generation.request.drafting.kind, len(generation.tokens) - 1)
+        return budget.cut(tree, generation.request.drafting.kind, len(generation.tokens) - 1, generation.pace)
+
+    def _pays(self, generation: Generation) -> bool:
+        """Whether to draft at all: fixed budgets always do."""
+        if generation.request.drafting.kind.rule != "calibrated" or generation.pace.drafts:
+            return True
+        generation.pace.skipped()
+        return False
 
     def _budget(self, generation: Generation) -> AdaptiveBudget | None:
         """What sizes the sequence's trees, where that is not its fixed budget."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from dominotree.adaptive import Pace
 from dominotree.errors import InvalidRequest
 from dominotree.methods import Drafting
 from dominotree.sampling import Sampler, SamplingParams, TokenLogprobs
@@ -144,6 +145,7 @@ class Generation:
         self.logprobs: list[TokenLogprobs] = []
         self.slot: int | None = None
         self.prefilled = 0
+        self.pace = Pace()
         self._limit = min(len(prompt) + params.max_new_tokens, context)
         self._stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
         if codec is not None:  # a special token never shows in the text, so its name is looked for as a token
@@ -159,6 +161,12 @@ class Generation:
     def remaining(self) -> int:
         """Tokens that may still be added."""
         return self._limit - len(self.tokens)
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes that the next tree may have: the budget, or what a learned one has shown to be enough."""
+        drafting = self.request.drafting
+        return min(drafting.most_nodes, self.pace.room) if drafting.kind.rule == "calibrated" else drafting.most_nodes
 
     @property
     def finished(self) -> bool:

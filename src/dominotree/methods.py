@@ -139,10 +139,12 @@ def grow(
     draft: Draft,
     max_depth: Sequence[int],
     noise: Sequence[Noise | None] = (),
+    most_nodes: Sequence[int] | None = None,
 ) -> Trees:
     """The trees (or chains) to verify for a draft over a batch; `max_depth[i]` bounds the depths of sequence i.
 
-    `noise[i]` are the draws that sequence i is known to make, where drafting should look at them.
+    `noise[i]` are the draws that sequence i is known to make, where drafting should look at them. `most_nodes[i]`
+    bounds its tree, None: the budget does.
     """
     scale = None
     if any(noise):
@@ -154,7 +156,7 @@ def grow(
     if kind.shape == "tree":
         scorer = score(drafting, drafter, draft, scale)
         builder = build_reference if drafting.reference_builder else build
-        return builder(scorer, drafting.most_nodes, node_topk=drafting.node_topk, max_depth=max_depth)
+        return builder(scorer, most_nodes or drafting.most_nodes, node_topk=drafting.node_topk, max_depth=max_depth)
     if kind.score == "base":
         return base_chain(draft.base, d2t=drafter.d2t, max_depth=max_depth)
     assert drafter.head is not None

@@ -102,9 +102,9 @@ def test_stages_add_up_to_decoding_and_with_prefill_to_wall_time(
     walls: list[float] = []
     honest = runner.generate
 
-    def timed(*args: Any) -> Output:
+    def timed(*args: Any, **options: Any) -> Output:
         start = time.perf_counter()
-        output = honest(*args)
+        output = honest(*args, **options)
         walls.append(time.perf_counter() - start)
         return output
 
@@ -146,9 +146,9 @@ def test_each_configuration_warms_up_once_and_nothing_of_it_is_recorded(
     seen = []
     honest = runner.generate
 
-    def spy(pair: Pair, ids: Any, sampling: Any, drafting: Any) -> Output:
+    def spy(pair: Pair, ids: Any, sampling: Any, drafting: Any, **options: Any) -> Output:
         seen.append((drafting.method, drafting.budget, sampling.max_new_tokens))
-        return honest(pair, ids, sampling, drafting)
+        return honest(pair, ids, sampling, drafting, **options)
 
     monkeypatch.setattr(runner, "generate", spy)
     measure(pair, tmp_path, plan(max_new_tokens=20), (TASKS,))
@@ -253,8 +253,8 @@ def forge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     def install(method: str, position: int, temperature: float | None = None) -> None:
         honest = runner.generate
 
-        def wrong(pair: Pair, ids: Any, sampling: Any, drafting: Any) -> Output:
-            output = honest(pair, ids, sampling, drafting)
+        def wrong(pair: Pair, ids: Any, sampling: Any, drafting: Any, **options: Any) -> Output:
+            output = honest(pair, ids, sampling, drafting, **options)
             if drafting.method != method or temperature not in (None, sampling.temperature):
                 return output
             tokens = list(output.token_ids)
@@ -359,6 +359,26 @@ def test_what_a_method_does_not_have_does_not_multiply_it() -> None:
     assert [s.candidates for s in made if s.method == "ddtree"] == [None] * 4
 
 
+def test_ablations_are_variants_of_conditional_trees_at_their_first_budget() -> None:
+    made = setups(["ar", "static", "dominotree"], [4, 8], [16, 0], ablations=["reference-builder", "sampled-candidates"])
+    ablated = [setup for setup in made if setup.drafting.reference_builder or setup.drafting.sampled_candidates]
+    assert [(one.method, one.budget, one.candidates, one.variant) for one in ablated] == [
+        ("dominotree", 4, 64, "reference builder"),
+        ("dominotree", 4, 64, "sampled candidates"),
+    ]
+
+
+def test_predictions_and_what_came_of_them_are_kept_for_the_largest_budget(pair: Pair, tmp_path: Path) -> None:
+    measure(pair, tmp_path, plan(setups=setups(["ar", "domino", "dominotree"], [4, 8])), (TASKS,))
+    bins = read_records([tmp_path]).calibration
+    assert {one.label for one in bins} == {"r: dominotree@8 T=0"}
+    found = [record for record in records(tmp_path) if record.budget == 8]
+    drafted = sum(sum(record.accepted or []) - (record.rounds or 0) for record in found)
+    # the last round's tokens may have been cut by the limit, so its accepted nodes are at most one a record more
+    assert 0 <= sum(one.n * one.accepted_rate for one in bins) - drafted <= len(found) + 1e-6
+    assert all(0 <= one.mean_predicted <= 1 and one.n > 0 for one in bins)
+
+
 def test_noise_aware_drafting_is_measured_only_where_there_are_draws(pair: Pair, tmp_path: Path) -> None:
     both = setups(["ar", "dominotree"], [4], noise_aware=[False, True])
     outcome = measure(pair, tmp_path, plan(setups=both, temperatures=(0.0, 1.0)), (TASKS,))
@@ -376,6 +396,7 @@ def test_noise_aware_drafting_is_measured_only_where_there_are_draws(pair: Pair,
         ({"budgets": []}, "nothing to measure"),
         ({"budgets": [-1]}, "budget is -1"),
         ({"candidates": [-1]}, "candidates is -1"),
+        ({"ablations": ["magic"]}, "ablation 'magic' is unknown"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options: dict[str, Any], says: str) -> None:

@@ -294,9 +294,14 @@ def _parse_object(line: bytes) -> dict[str, Any]:
 
 
 def _read_calibration(file: Path, runs: str) -> list[CalibrationBin]:
-    """Bins as written, or single nodes `{"depth", "predicted", "accepted"}` put into ten bins a depth."""
-    bins: list[CalibrationBin] = []
-    single: dict[tuple[str, int, int], list[tuple[float, bool]]] = {}
+    """Bins, or single nodes `{"depth", "predicted", "accepted"}`, put together into ten bins a depth."""
+    sums: dict[tuple[str, int, int], list[float]] = {}
+
+    def add(label: str, depth: int, n: int, predicted: float, accepted: float) -> None:
+        total = sums.setdefault((label, depth, min(int(predicted * 10), 9)), [0, 0.0, 0.0])
+        for i, value in enumerate((n, n * predicted, n * accepted)):
+            total[i] += value
+
     for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -306,22 +311,20 @@ def _read_calibration(file: Path, runs: str) -> list[CalibrationBin]:
             depth = _calibration_field(values, "depth", _COUNT)
             if "mean_predicted" in values:
                 n = _calibration_field(values, "n", _COUNT)
-                rates = (_probability(values, "mean_predicted"), _probability(values, "accepted_rate"))
-                if n:
-                    bins.append(CalibrationBin(label, depth, n, *rates))
+                add(label, depth, n, _probability(values, "mean_predicted"), _probability(values, "accepted_rate"))
             else:
                 predicted = _probability(values, "predicted")
                 accepted = _calibration_field(
                     values, "accepted", (lambda value: value in (0, 1), "true or false, or 1 or 0")
                 )
-                tenth = min(int(predicted * 10), 9)
-                single.setdefault((label, depth, tenth), []).append((predicted, bool(accepted)))
+                add(label, depth, 1, predicted, bool(accepted))
         except InvalidRecord as error:
             raise InvalidRecord(f"{file}:{number}: {error}") from None
-    for (label, depth, _), seen in sorted(single.items()):
-        means = [sum(column) / len(seen) for column in zip(*seen, strict=True)]
-        bins.append(CalibrationBin(label, depth, len(seen), *means))
-    return bins
+    return [
+        CalibrationBin(label, depth, int(n), predicted / n, accepted / n)
+        for (label, depth, _), (n, predicted, accepted) in sorted(sums.items())
+        if n
+    ]
 
 
 def _calibration_field(values: Mapping[str, Any], name: str, check: _Check) -> Any:

@@ -27,11 +27,12 @@ import torch
 from filelock import FileLock, Timeout
 
 from dominotree import __version__, native
+from dominotree.bench.calibration import bins_of
 from dominotree.bench.datasets import PromptSet
 from dominotree.bench.lossless import Difference, first_difference
-from dominotree.bench.records import Record, RecordKey, RecordWriter, read_records
+from dominotree.bench.records import CALIBRATION_FILE, Record, RecordKey, RecordWriter, read_records
 from dominotree.errors import DominoTreeError, InvalidRequest
-from dominotree.generation import Request
+from dominotree.generation import Request, Round
 from dominotree.machine import cpu_name, usable_cpus
 from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, METHODS, Drafting
 from dominotree.pair import Output, Pair
@@ -128,13 +129,21 @@ class Unit:
     temperature: float
 
 
+ABLATIONS = {"reference-builder": "reference_builder", "sampled-candidates": "sampled_candidates"}
+"""Names of what `setups` can measure conditional trees without, and the fields of `Drafting` that do it."""
+
+
 def setups(
     methods: Sequence[str],
     budgets: Sequence[int] = (DEFAULT_BUDGET,),
     candidates: Sequence[int] = (DEFAULT_CANDIDATES,),
     noise_aware: Sequence[bool] = (False,),
+    ablations: Sequence[str] = (),
 ) -> tuple[Setup, ...]:
-    """Methods x budgets x candidate widths x with and without a look at the draws to come.
+    """Methods x budgets x candidate widths x with and without a look at the draws to come, and ablations of the first.
+
+    Each ablation is measured once for every tree method over conditional scores, at its first budget and the default
+    candidate width.
 
     What a method does not have does not multiply it: chains have no budget, and methods that set their own
     run once, up to their default cap. Several widths are told apart as variants "M=16" (0: "M=all"), a look
@@ -150,6 +159,12 @@ def setups(
             words = [f"M={width or 'all'}"] * (len(widths) > 1) + ["noise-aware"] * looking
             drafting = Drafting(method, budget, width, noise_aware=looking)
             made.append(Setup(drafting, ", ".join(words) or None))
+        if kind.shape == "tree" and kind.score == "conditional" and kind.rule == "fixed":
+            for name in dict.fromkeys(ablations):
+                if name not in ABLATIONS:
+                    raise InvalidRequest(f"ablation {name!r} is unknown; {', '.join(ABLATIONS)} are expected")
+                drafting = replace(Drafting(method, next(iter(budgets), None)), **{ABLATIONS[name]: True})
+                made.append(Setup(drafting, name.replace("-", " ")))
     if not made:
         raise InvalidRequest("nothing to measure; at least one method is expected, and a budget for trees")
     return tuple(made)
@@ -309,6 +324,7 @@ class _Folder(AbstractContextManager["_Folder"]):
                     self._note(record)
             self.differences = opened.enter_context(_Lines(path / CHECKS_FOLDER / "differences.jsonl"))
             self.skipped = opened.enter_context(_Lines(path / CHECKS_FOLDER / "skipped.jsonl"))
+            self.calibration = opened.enter_context(_Lines(path / CALIBRATION_FILE))
             self._opened = opened.pop_all()
 
     def write(self, record: Record) -> None:
@@ -361,12 +377,12 @@ class _Lines(AbstractContextManager["_Lines"]):
         self._file = path.open("ab")
         self._file.truncate(len(whole))
 
-    def append(self, entry: Mapping[str, Any]) -> None:
-        """Writes an entry and flushes it to disk."""
-        self._file.write(json.dumps(entry, allow_nan=False).encode() + b"\n")
+    def append(self, *entries: Mapping[str, Any]) -> None:
+        """Writes entries and flushes them to disk."""
+        self._file.write(b"".join(json.dumps(entry, allow_nan=False).encode() + b"\n" for entry in entries))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.entries.append(entry)
+        self.entries += entries
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._file.close()
@@ -393,6 +409,8 @@ class _Talk:
         self.unit, self.sampling = unit, sampling
         self._messages: list[Message] = []
         self._answers: list[tuple[list[int], Output]] = []
+        self.rounds: list[Round] = []
+        """Of the last answer."""
 
     def answer(self, turn: int) -> tuple[list[int], Output]:
         """Prompt ids and output of a turn; raises `_TooLong`. Turns before it are decoded first."""
@@ -401,15 +419,23 @@ class _Talk:
             ids = self._pair.prompt_ids(messages)
             if len(ids) >= self._pair.context:
                 raise _TooLong(f"the prompt has {len(ids)} tokens and the context is {self._pair.context}")
-            output = generate(self._pair, ids, self.sampling, self.unit.setup.drafting)
+            self.rounds = []
+            drafting = self.unit.setup.drafting
+            output = generate(self._pair, ids, self.sampling, drafting, recorder=self.rounds.append)
             self._messages = [*messages, {"role": "assistant", "content": output.text}]
             self._answers.append((ids, output))
         return self._answers[turn]
 
 
-def generate(pair: Pair, ids: Sequence[int], sampling: SamplingParams, drafting: Drafting) -> Output:
+def generate(
+    pair: Pair,
+    ids: Sequence[int],
+    sampling: SamplingParams,
+    drafting: Drafting,
+    recorder: Callable[[Round], None] | None = None,
+) -> Output:
     """One answer, decoded alone."""
-    request = Request(list(ids), sampling, drafting)
+    request = Request(list(ids), sampling, drafting, recorder=recorder)
     return Output.of(pair.decoder([request]).run([request])[0])
 
 
@@ -454,6 +480,7 @@ class _Runner:
         self._on_progress = on_progress
         self._skipped = {_identity(entry) for entry in store.skipped.entries}
         self._listed = {_identity(entry) for entry in store.differences.entries}
+        self._calibrated = _widest_trees(plan.units)
 
     def run(self) -> Outcome:
         resumed = len(self._store.records.done)
@@ -523,6 +550,8 @@ class _Runner:
             self._skip(talk.unit, sample, turn, str(error))
             return
         self._store.write(record_of(key, output, candidates=talk.unit.setup.candidates, seed=output.seed))
+        if talk.unit in self._calibrated:
+            self._store.calibration.append(*bins_of(_label(talk.unit), talk.rounds))
 
     def _skip(self, unit: Unit, sample: _Sample, first: int, reason: str) -> None:
         for turn in range(first, len(sample.turns)):
@@ -559,6 +588,17 @@ class _Runner:
 
     def _say(self, doing: str) -> None:
         self._on_progress(Progress(len(self._store.digests) + len(self._skipped), self._total, doing))
+
+
+def _widest_trees(units: Sequence[Unit]) -> set[Unit]:
+    """Of every tree method at every temperature the first with the largest budget: what its nodes came to is kept."""
+    widest: dict[tuple[str, float], Unit] = {}
+    for unit in units:
+        if METHODS[unit.setup.method].shape == "tree":
+            best = widest.setdefault((unit.setup.method, unit.temperature), unit)
+            if (unit.setup.budget or 0) > (best.setup.budget or 0):
+                widest[unit.setup.method, unit.temperature] = unit
+    return set(widest.values())
 
 
 def _identity(entry: Mapping[str, Any]) -> RecordKey:

@@ -53,6 +53,10 @@ def bench(
     noise_aware: Annotated[
         str, typer.Option("--noise-aware", help="Draft with a look at the draws to come: off, on or both.")
     ] = "off",
+    ablations: Annotated[
+        str | None,
+        typer.Option("--ablations", help="Also trees by the reference-builder, or from sampled-candidates."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option("--limit", help="Conversations a set.  [default: all, at most 50]")
     ] = None,
@@ -91,6 +95,7 @@ def bench(
         "candidates": comma_list("candidates", candidates, int),
         "temperature": comma_list("temperature", temperature, float),
         "noise_aware": noise_aware,
+        "ablations": [] if ablations is None else comma_list("ablations", ablations, str),
         "limit": limit,
         "max_new_tokens": max_new_tokens,
         "seed": seed,
@@ -104,7 +109,13 @@ def bench(
         raise InvalidRequest(f"--noise-aware is {noise_aware!r}; {', '.join(_NOISE)} is expected")
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     plan = runner.Plan(
-        runner.setups(arguments["methods"], arguments["budget"], arguments["candidates"], _NOISE[noise_aware]),
+        runner.setups(
+            arguments["methods"],
+            arguments["budget"],
+            arguments["candidates"],
+            _NOISE[noise_aware],
+            arguments["ablations"],
+        ),
         tuple(arguments["temperature"]),
         max_new_tokens,
         seed,
