@@ -147,7 +147,7 @@ def test_a_pair_names_its_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ModelNotFound, match=r"llama3\.1-8b-dflash"):
         resolve_drafter("llama3.1-8b")
     asked: list[str] = []
-    monkeypatch.setattr(hub, "_from_hub", lambda repo, progress: asked.append(repo))
+    monkeypatch.setattr(hub, "_from_hub", lambda repo, *_: asked.append(repo))
     resolve_drafter("llama3.1-8b-dflash")
     resolve_drafter("qwen3-8b")
     resolve_target("qwen3-8b")
@@ -183,6 +183,18 @@ def test_the_hub_is_asked_for_safetensors_and_text_only(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert resolve_target("org/name") == tmp_path / "snapshot"
+
+
+def test_a_model_can_be_described_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def snapshot(repo: str, *, allow_patterns: list[str], **_: Any) -> str:
+        assert "*.json" in allow_patterns and "*.safetensors" not in allow_patterns
+        return model_folder(tmp_path / repo, "config.json")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert resolve_target("org/name", weights=False) == tmp_path / "org/name"
+    assert resolve_drafter("org/drafter", weights=False) == tmp_path / "org/drafter"
 
 
 def test_a_hub_model_with_only_pickle_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

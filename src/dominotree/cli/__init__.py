@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from dominotree import __version__
-from dominotree.cli import audit, bench, chat, demo, doctor, generate, methods, profile, report, serve, tune
+from dominotree.cli import audit, bench, chat, demo, doctor, generate, inspect, methods, profile, report, serve, tune
 from dominotree.cli.common import OneLineErrors
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command("serve")(serve.serve)
 app.command("methods")(methods.methods)
 app.command("profile")(profile.profile)
 app.command("tune")(tune.tune)
+app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
