@@ -57,6 +57,15 @@ def serve(
     max_body: Annotated[
         int | None, typer.Option("--max-body", help="Most bytes of a request.  [default: 4194304]")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            metavar="NAME",
+            help="Host name that clients may call it by, beside localhost and --host; *: any. May be repeated.",
+        ),
+    ] = None,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve the page at /.")] = True,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Put prompts into the log.")] = False,
 ) -> None:
     """Serve a model to clients of the OpenAI API, many at once, until Ctrl-C."""
@@ -73,7 +82,11 @@ def serve(
 
     limits = Limits(max_batch=max_batch, max_queue=max_queue, context=context, max_rows=max_rows, timeout_s=timeout)
     settings = Settings(
-        **given(model_name=model_name, api_key=api_key, max_body=max_body), grace_s=grace, log_prompts=log_prompts
+        **given(model_name=model_name, api_key=api_key, max_body=max_body),
+        grace_s=grace,
+        log_prompts=log_prompts,
+        page=page,
+        hosts=(host, *(allowed_host or ())),
     )
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from dominotree import __version__
 from dominotree.errors import InvalidRequest
 from dominotree.generation import Request as Decoding
-from dominotree.methods import Drafting
+from dominotree.methods import METHODS, Drafting
 from dominotree.pair import Pair
 from dominotree.serve.engine import Call, Engine, Event, Limits, describe
 from dominotree.serve.errors import ApiError, api_error, invalid
@@ -35,6 +35,7 @@ from dominotree.serve.protocol import (
     TokenizeRequest,
 )
 from dominotree.serve.replies import ChatWriter, CompletionWriter, Writer, dumps, usage
+from dominotree.serve.static import add_page, page_paths
 from dominotree.serve.stream import DONE, ClientGone, EventStream, event, unless_gone
 
 log = logging.getLogger("dominotree.serve")
@@ -42,19 +43,24 @@ log = logging.getLogger("dominotree.serve")
 CLIENT_GONE = 499
 _ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"),
-    *("/health", "/health/live", "/health/ready", "/metrics"),
+    *("/methods", "/health", "/health/live", "/health/ready", "/metrics"),
 )
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the server presents itself and whom it serves. `max_body` in bytes, `grace_s` for what runs at shutdown."""
+    """How the server presents itself and whom it serves. `max_body` in bytes, `grace_s` for what runs at shutdown.
+
+    `hosts` are the names by which clients may call it, beside localhost and addresses in numbers; "*" is any.
+    """
 
     model_name: str | None = None
     api_key: str | None = None
     max_body: int = DEFAULT_MAX_BODY
     grace_s: float = 10.0
     log_prompts: bool = False
+    page: bool = True
+    hosts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
@@ -90,12 +96,22 @@ def create_app(
     app.add_api_route("/v1/models/{model:path}", service.model, methods=["GET"])
     app.add_api_route("/tokenize", service.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", service.detokenize, methods=["POST"])
+    app.add_api_route("/methods", service.methods, methods=["GET"])
     app.add_api_route("/health", service.health, methods=["GET"], response_model=None)
     app.add_api_route("/health/live", service.health_live, methods=["GET"], response_model=None)
     app.add_api_route("/health/ready", service.health_ready, methods=["GET"], response_model=None)
     app.add_api_route("/metrics", service.metrics, methods=["GET"], response_model=None)
+    page = page_paths() if settings.page else {}
+    if settings.page:
+        add_page(app)
     app.add_middleware(
-        Gate, api_key=settings.api_key, max_body=settings.max_body, metrics=engine.metrics, routes=_ROUTES
+        Gate,
+        api_key=settings.api_key,
+        max_body=settings.max_body,
+        metrics=engine.metrics,
+        routes=[*_ROUTES, *page],
+        open_paths=page,
+        hosts=settings.hosts,
     )
     return app
 
@@ -160,6 +176,27 @@ class Service:
         }
 
     # Ours
+
+    async def methods(self) -> dict[str, Any]:
+        """The methods that requests can choose here, what they get that do not, and the most nodes of a tree."""
+        engine, default, offered = self.engine, self.engine.drafting, []
+        for method in METHODS.values():
+            drafting = default if method.name == default.method else Drafting(method.name)
+            try:
+                drafting.check(engine.decoder.drafter)
+            except InvalidRequest:
+                continue
+            if method.rule == "fixed" or engine.decoder.adaptive is not None:
+                budget = drafting.most_nodes if method.shape == "tree" else None
+                offered.append(
+                    {"name": method.name, "summary": method.summary, "shape": method.shape, "budget": budget}
+                )
+        return {
+            "method": default.method,
+            "budget": default.most_nodes if default.kind.shape == "tree" else None,
+            "max_budget": engine.decoder.max_nodes,
+            "methods": offered,
+        }
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """Token ids of text or of a conversation."""

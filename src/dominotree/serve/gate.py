@@ -1,9 +1,10 @@
-"""What every request passes first: its id, the key, the size of its body; and the line that the log gets."""
+"""What every request passes first: its id, the host, the key, the size of its body; and the line of the log."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import re
 import secrets
@@ -23,6 +24,7 @@ log = logging.getLogger("dominotree.serve")
 DEFAULT_MAX_BODY = 4 * 2**20
 BODY_TIMEOUT_S = 60.0
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+ANY_HOST = "*"
 _GOOD_ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
@@ -30,12 +32,25 @@ class Gate:
     """Outermost layer of the server. Requests that do not pass are answered here, in the shape of all errors."""
 
     def __init__(
-        self, app: ASGIApp, *, api_key: str | None, max_body: int, metrics: Metrics, routes: Iterable[str]
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        max_body: int,
+        metrics: Metrics,
+        routes: Iterable[str],
+        open_paths: Iterable[str] = (),
+        hosts: Iterable[str] = (),
     ) -> None:
-        """`routes` are the paths that metrics tell apart."""
+        """`routes` are the paths that metrics tell apart, `open_paths` need no key.
+
+        `hosts` are names that the server goes by, beside localhost and addresses in numbers; `ANY_HOST` is all.
+        """
         self._app, self._max_body, self._metrics = app, max_body, metrics
         self._key = None if api_key is None else api_key.encode()
         self._routes = frozenset(routes)
+        self._open_paths = _OPEN_PATHS | frozenset(open_paths)
+        self._hosts = frozenset(name.lower() for name in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI side."""
@@ -57,6 +72,7 @@ class Gate:
             await send(message)
 
         try:
+            self._check_host(headers)
             self._check_key(scope, headers)
             body = await self._read(headers, receive)
             await self._app(scope, _replay(body, receive), tagged)
@@ -81,8 +97,25 @@ class Gate:
             }
             log.info("request", extra={"fields": record})
 
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """Refuses names that are not this server's.
+
+        A page elsewhere can have its own name resolve to this machine, and would then be let in by the browser as if
+        it came from here. It cannot do that with an address in numbers, nor with localhost.
+        """
+        name = _host_name(headers.get(b"host", b"").decode("latin-1"))
+        if not name or ANY_HOST in self._hosts or name in self._hosts or name.endswith(".localhost"):
+            return
+        if name == "localhost" or _is_address(name):
+            return
+        raise ApiError(
+            403,
+            f"this server does not go by the name {name[:100]}; start it with --allowed-host {name[:100]} if it should",
+            code="unknown_host",
+        )
+
     def _check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        if self._key is None or scope["path"] in _OPEN_PATHS:
+        if self._key is None or scope["path"] in self._open_paths:
             return
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._key):
@@ -113,6 +146,21 @@ class Gate:
                         return bytes(body)
         except TimeoutError:
             raise ApiError(408, "the body took too long to arrive", code="timeout") from None
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
