@@ -12,6 +12,7 @@ import pytest
 
 import dominotree as dt
 from cli.conftest import byte_tokenizer
+from dominotree.methods import Drafting
 from dominotree.serve.app import Settings
 from dominotree.serve.engine import Limits
 from dominotree.serve.trace_file import trace_file
@@ -45,7 +46,7 @@ def served() -> Iterator[Served]:
     pair = tiny_pair()
     script = [*pair.prompt_ids("hello"), *byte_tokenizer().encode(TEXT).ids, END]
     drafter = OracleDrafter(pair.target, [script] * 8, right=0.6, sibling=0.2, wrong=0.2)
-    with serving(tiny_pair(drafter=drafter)) as made:
+    with serving(tiny_pair(drafter=drafter), drafting=Drafting("dominotree", 16)) as made:
         yield made
 
 
@@ -370,7 +371,7 @@ def test_the_default_pair_in_the_page(browser: Any) -> None:
     plain = pair.generate(question, method="ar", max_new_tokens=40)
     with serving(pair, Limits(max_batch=1, context=512)) as served, tab(browser, served.url) as page:
         page.set_default_timeout(120_000)
-        set_(page, max_tokens=40)
+        set_(page, max_tokens=40, budget=16)
         ask(page, question)
         tokens = "".join(page.locator("#panel .token").all_text_contents())
         assert tokens.replace("↵\n", "\n") == plain.text

@@ -42,7 +42,8 @@ def command(*args: object, **env: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 def test_the_command_serves_until_it_is_told_to_stop(model: Path, drafter: Path) -> None:  # noqa: F811
     pair = ("--target", model, "--drafter", drafter, "--dtype", "float32", "--context", 256)
-    with command(*pair, "--budget", 5, "--model-name", "small", DOMINOTREE_API_KEY="sesame") as (process, url):
+    names = ("--model-name", "small", "--allowed-host", "models.example", "--no-page")
+    with command(*pair, "--budget", 5, *names, DOMINOTREE_API_KEY="sesame") as (process, url):
         assert url.startswith("http://127.0.0.1:")
         assert httpx.post(f"{url}/v1/chat/completions", json=BODY, timeout=60).status_code == 401
         right = {"authorization": "Bearer sesame"}
@@ -52,6 +53,9 @@ def test_the_command_serves_until_it_is_told_to_stop(model: Path, drafter: Path)
         assert reply["model"] == "small"
         models = httpx.get(f"{url}/v1/models", headers=right, timeout=60).json()
         assert models["data"][0]["max_model_len"] == 256
+        assert httpx.get(f"{url}/", headers=right, timeout=60).status_code == 404
+        for host, status in (("models.example", 200), ("other.example", 403)):
+            assert httpx.get(f"{url}/health", headers={"host": host}, timeout=60).status_code == status
         process.send_signal(signal.SIGTERM)
         process.wait(60)
 
