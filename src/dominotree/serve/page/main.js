@@ -83,9 +83,10 @@ function adapt() {
 }
 
 function describeChoice() {
-  const { method, budget, temperature } = settings.request(!racing() && chosen("mode") === "plain");
+  const plain = !racing() && chosen("mode") === "plain";
+  const { method, temperature } = settings.request(plain);
   const parts = [method];
-  if (budget !== undefined) parts.push(`budget ${budget}`);
+  if (!plain && settings.budget) parts.push(`budget ${settings.budget}`);
   if (temperature > 0) parts.push(`temperature ${temperature}`);
   return parts.join(", ");
 }

@@ -5,7 +5,7 @@ import { highlight } from "./highlight.js";
 
 const DEEPEST = 6;
 const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`\s]*)[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)(.*)$/;
@@ -90,7 +90,8 @@ function listLength(lines, at) {
 
 function buildHeading([line]) {
   const [, marks, text] = HEADING.exec(line);
-  return element(`h${Math.min(marks.length + 2, 6)}`, {}, ...inline(text)); // the page has its own first two
+  const level = Math.min(marks.length + 2, 6); // the page has its own first two
+  return element(`h${level}`, {}, ...inline(text.replace(/\s#+\s*$/, "")));
 }
 
 function buildCode(lines) {

@@ -109,6 +109,12 @@ export class Settings {
     };
   }
 
+  /** The budget that counts: what is filled in, or the server's; null for a method without one. */
+  get budget() {
+    const chosen = this.form.elements.budget;
+    return chosen.disabled ? null : chosen.value || chosen.placeholder;
+  }
+
   /** The messages that open a conversation. */
   get opening() {
     const text = this.form.elements.system.value.trim();
