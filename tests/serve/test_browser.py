@@ -114,6 +114,52 @@ def test_what_the_model_writes_stays_text(served: Served, browser: Any, said: li
         page.locator(".user .bubble", has_text="<b>hello</b>").wait_for()
 
 
+MARKDOWN = """# Title
+Some *emph*, **strong `code` in**, snake_case_name, 2 * 3 * 4
+next
+
+1. first
+   - inner
+2. second
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+> quoted ~~gone~~ [a](https://example.org) [b](data:text/html,hi) ![c](https://example.org/c.png)
+
+~~~
+open fence"""
+RENDER = """
+async (text) => {
+  const { Markdown } = await import("/page/markdown.js");
+  const [once, grown] = [document.createElement("div"), document.createElement("div")];
+  new Markdown(once).update(text);
+  const growing = new Markdown(grown);
+  for (let end = 1; end <= text.length; end++) growing.update(text.slice(0, end));
+  return [once.innerHTML, grown.innerHTML];
+}
+"""
+
+
+def test_markdown_that_grows_ends_as_markdown_at_once(served: Served, browser: Any) -> None:
+    with tab(browser, served.url) as page:
+        once, grown = page.evaluate(RENDER, MARKDOWN)
+    assert grown == once
+    for part in (
+        "<h3>Title</h3>",
+        "<em>emph</em>, <strong>strong <code>code</code> in</strong>, snake_case_name, 2 * 3 * 4<br>next",
+        '<ol start="1"><li>first<ul><li>inner</li></ul></li><li>second</li></ol>',
+        "<th>a</th><th>b</th>",
+        "<td>1</td><td>2</td>",
+        "<del>gone</del>",
+        "[b](data:text/html,hi)",
+        ">open fence</code></pre>",
+    ):
+        assert part in once
+    assert once.count("<a ") == 2 and "<img" not in once
+
+
 SCRUB = """
 () => {
   const slider = document.querySelector(".scrubber input");
