@@ -20,8 +20,8 @@ from dominotree.drafters.checkpoint import check_fits_target, draft_token_ids, r
 from dominotree.drafters.dflash import Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.generation import FinishReason, Generation, Request, Stats
-from dominotree.machine import parse_device, parse_dtype, set_threads
-from dominotree.methods import METHODS, Drafting
+from dominotree.machine import cpu_has_bf16, parse_device, parse_dtype, set_threads
+from dominotree.methods import DEFAULT_BUDGET, METHODS, Drafting
 from dominotree.sampling import SamplingParams, TokenLogprobs
 from dominotree.targets.base import Lender, Target
 from dominotree.targets.load import load_target
@@ -29,6 +29,7 @@ from dominotree.text import Message, Prompt, TextCodec, is_token_ids
 
 log = logging.getLogger("dominotree")
 
+FP32_CPU_BUDGET = 5
 NIL_ACCEPTANCE = 1.1
 _ROUNDS_TO_JUDGE = 20
 
@@ -146,6 +147,23 @@ class Pair:
             return "dominotree"
         return "ar" if self.drafter is None and self._dflash is None else "ddtree"
 
+    @property
+    def default_budget(self) -> int:
+        """The budget of a tree where none is named: smaller where each row of a pass costs arithmetic, not only memory.
+
+        In fp32 on a CPU six rows, a root and five nodes, cost about half as much again as one (`dominotree profile`
+        tells, `dominotree tune` finds what is best).
+        """
+        wide = self.target.device.type != "cpu" or (self.target.dtype == torch.bfloat16 and cpu_has_bf16())
+        return DEFAULT_BUDGET if wide else FP32_CPU_BUDGET
+
+    def drafting(self, method: str | None = None, budget: int | None = None, **options: Any) -> Drafting:
+        """How to draft, with this pair's defaults where nothing is named; `options` are fields of `Drafting`."""
+        drafting = Drafting(method or self.default_method, budget, **options)
+        if budget is None and drafting.kind.rule == "fixed":
+            return replace(drafting, budget=self.default_budget)
+        return drafting
+
     @overload
     def generate(self, prompt: str | Sequence[Message] | Sequence[int], **options: Any) -> Output: ...
     @overload
@@ -258,7 +276,7 @@ class Pair:
         options = dict(options)
         form: dict[str, Any] = {name: options.pop(name) for name in ("raw", "system") if name in options}
         chosen = {name: options.pop(name) for name in Drafting.__dataclass_fields__ if name in options}
-        drafting = Drafting(**{**chosen, "method": chosen.get("method") or self.default_method})
+        drafting = self.drafting(**chosen)
         sampling = options.pop("sampling", None) or SamplingParams()
         if not isinstance(sampling, SamplingParams):
             raise InvalidRequest(f"sampling is a {type(sampling).__name__}; a SamplingParams is expected")

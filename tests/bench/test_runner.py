@@ -360,7 +360,8 @@ def test_what_a_method_does_not_have_does_not_multiply_it() -> None:
 
 
 def test_ablations_are_variants_of_conditional_trees_at_their_first_budget() -> None:
-    made = setups(["ar", "static", "dominotree"], [4, 8], [16, 0], ablations=["reference-builder", "sampled-candidates"])
+    both = ["reference-builder", "sampled-candidates"]
+    made = setups(["ar", "static", "dominotree"], [4, 8], [16, 0], ablations=both)
     ablated = [setup for setup in made if setup.drafting.reference_builder or setup.drafting.sampled_candidates]
     assert [(one.method, one.budget, one.candidates, one.variant) for one in ablated] == [
         ("dominotree", 4, 64, "reference builder"),

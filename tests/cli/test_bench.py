@@ -102,8 +102,8 @@ def test_the_report_reads_the_folder(measure: Run, tmp_path: Path) -> None:
 def test_a_wrong_answer_is_listed_and_the_exit_code_is_three(measure: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = runner.generate
 
-    def wrong(pair: Any, ids: Any, sampling: Any, drafting: Any) -> Output:
-        output = honest(pair, ids, sampling, drafting)
+    def wrong(pair: Any, ids: Any, sampling: Any, drafting: Any, **options: Any) -> Output:
+        output = honest(pair, ids, sampling, drafting, **options)
         return replace(output, token_ids=output.token_ids[:2]) if drafting.method == "domino" else output
 
     monkeypatch.setattr(runner, "generate", wrong)

@@ -15,7 +15,7 @@ from cli.conftest import Run, byte_tokenizer
 from dominotree.cli import common
 from dominotree.cli.generate import generate
 from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, DEFAULT_CAP
-from dominotree.pair import Pair
+from dominotree.pair import FP32_CPU_BUDGET, Pair
 from dominotree.sampling import Sampler, SamplingParams
 
 FIELDS = {
@@ -58,7 +58,7 @@ def test_text_goes_to_stdout_and_two_lines_of_statistics_to_stderr(run: Run) -> 
     assert result.stdout.endswith("\n")
     first, second = result.stderr.splitlines()
     assert first.startswith("12 tokens in ") and "tau" in first and "finish reason length" in first
-    assert second.startswith("dominotree, budget 16, float32 on cpu, draft ") and second.endswith("ms a round")
+    assert second.startswith("dominotree, budget 5, float32 on cpu, draft ") and second.endswith("ms a round")
 
 
 def test_json_is_one_object_with_the_documented_fields(run: Run) -> None:
@@ -231,7 +231,8 @@ def test_flags_that_are_not_given_leave_the_defaults_to_the_library(run: Run, wi
 
 def test_the_help_names_the_defaults_that_are_in_force(bare: Run) -> None:
     text = " ".join(bare("generate", "--help").stdout.split())
-    assert f"without the root. [default: {DEFAULT_BUDGET}; {DEFAULT_CAP} for methods that choose]" in text
+    budgets = f"{DEFAULT_BUDGET}, {FP32_CPU_BUDGET} in fp32 on a CPU; {DEFAULT_CAP} for methods that choose"
+    assert f"without the root. [default: {budgets}]" in text
     assert f"0: all. [default: {DEFAULT_CANDIDATES}]" in text
     assert f"Most tokens of an answer. [default: {SamplingParams().max_new_tokens}]" in text
     assert generate.__doc__ is not None and generate.__doc__.split(".")[0] in text

@@ -19,7 +19,7 @@ from dominotree.drafters.checkpoint import check_fits_target
 from dominotree.drafters.config import DrafterConfig
 from dominotree.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
 from dominotree.machine import parse_device, set_threads
-from dominotree.pair import Pair
+from dominotree.pair import FP32_CPU_BUDGET, Pair
 from dominotree.targets.config import TargetConfig
 from dominotree.targets.decoder import DecoderTarget
 from dominotree.text import TextCodec, TextStream
@@ -243,7 +243,7 @@ def test_every_drafting_option_changes_what_is_reported(target: DecoderTarget) -
     pair = Pair(target, CODEC, tiny_drafter(target))
     options: dict[str, Any] = dict(max_new_tokens=12, ignore_eos=True)
     usual = pair.generate(PROMPT, **options)
-    assert (usual.method, usual.budget) == ("dominotree", 16)
+    assert (usual.method, usual.budget) == ("dominotree", FP32_CPU_BUDGET)
     one = pair.generate(PROMPT, max_new_tokens=1)
     assert (one.stats.rounds, one.stats.mean_accepted, one.stats.nodes, one.stats.tokens_per_s) == (0, 0.0, 0, 0.0)
     nodes = {}

@@ -163,7 +163,8 @@ def setups(
             for name in dict.fromkeys(ablations):
                 if name not in ABLATIONS:
                     raise InvalidRequest(f"ablation {name!r} is unknown; {', '.join(ABLATIONS)} are expected")
-                drafting = replace(Drafting(method, next(iter(budgets), None)), **{ABLATIONS[name]: True})
+                changed: dict[str, Any] = {ABLATIONS[name]: True}
+                drafting = replace(Drafting(method, next(iter(budgets), None)), **changed)
                 made.append(Setup(drafting, name.replace("-", " ")))
     if not made:
         raise InvalidRequest("nothing to measure; at least one method is expected, and a budget for trees")

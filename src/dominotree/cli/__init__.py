@@ -14,6 +14,7 @@ import typer
 from dominotree import __version__
 from dominotree.cli import (
     audit,
+    batch,
     bench,
     chat,
     demo,
@@ -59,6 +60,7 @@ def root(
 
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("batch")(batch.batch)
 app.command("trace")(trace.trace)
 app.command("serve")(serve.serve)
 app.command("methods")(methods.methods)

@@ -60,7 +60,6 @@ def audit(
     heats = comma_list("temperature", temperature, float)
     texts = _texts(prompts or [], data, limit)
     from dominotree.bench.audit import audit as compare
-    from dominotree.methods import Drafting
     from dominotree.sampling import SamplingParams
 
     for heat in heats:
@@ -76,7 +75,7 @@ def audit(
                 raise InvalidRequest("an audit needs a drafter; name one with --drafter")
             ids = [pair.prompt_ids(text, raw=raw) for text in texts]
             found += compare(
-                pair, ids, Drafting(**drafting), heats, seed=seed, max_new_tokens=max_new_tokens, tick=tick
+                pair, ids, pair.drafting(**drafting), heats, seed=seed, max_new_tokens=max_new_tokens, tick=tick
             )
             method = drafting["method"]
     bugs, ties = sum(len(one.bugs) for one in found), sum(len(one.ties) for one in found)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +10,11 @@ import typer
 
 from dominotree.cli import common
 from dominotree.cli.common import ModelOptions, comma_list, screen
+from dominotree.cli.progress import progress_bar
 from dominotree.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from dominotree.bench.runner import Outcome, Plan, Progress
+    from dominotree.bench.runner import Outcome, Plan
     from dominotree.pair import Pair
 
 DEFAULT_METHODS = "ar,domino,dominotree"
@@ -24,7 +22,6 @@ DEFAULT_NEW_TOKENS = 256
 EXIT_NOT_LOSSLESS = 3
 
 _NOISE = {"off": (False,), "on": (True,), "both": (False, True)}
-_SECONDS_BETWEEN_LINES = 60
 _MOST_LISTED = 20
 
 
@@ -129,8 +126,8 @@ def bench(
         screen.note("Note: ar is not among the methods: no speedups, and nothing to compare outputs with")
     meta = runner.describe(pair, plan, prompts, arguments, _drafters(pair, model, plan))
     try:
-        with _progress() as on_progress:
-            outcome = runner.run(pair, plan, prompts, out, meta, on_progress)
+        with progress_bar("turns") as show:
+            outcome = runner.run(pair, plan, prompts, out, meta, lambda p: show(p.done, p.total, p.doing))
     except KeyboardInterrupt:
         screen.note(f"What is done is in {out}; the same command goes on from there.")
         raise
@@ -178,49 +175,6 @@ def _drafters(pair: Pair, model: ModelOptions, plan: Plan) -> dict[str, str | No
         own = pair.dflash_drafter is not None
         names["dflash"] = (model.dflash_drafter or f"{pair.name}-dflash") if own else model.drafter
     return names
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
-    """A bar with the time left on a terminal, now and then a line elsewhere."""
-    if not sys.stderr.isatty():
-        yield _line_now_and_then()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Bar(*columns, console=Console(file=sys.stderr), speed_estimate_period=600) as bar:
-
-        def show(progress: Progress) -> None:
-            if not bar.tasks:
-                bar.add_task("", total=progress.total, completed=progress.done)
-            bar.update(bar.tasks[0].id, completed=progress.done, description=progress.doing)
-
-        yield show
-
-
-def _line_now_and_then() -> Callable[[Progress], None]:
-    started = said = time.monotonic()
-    done_before: int | None = None
-
-    def show(progress: Progress) -> None:
-        nonlocal done_before, said
-        if done_before is None:
-            done_before = progress.done
-        now = time.monotonic()
-        if now - said >= _SECONDS_BETWEEN_LINES and progress.done > done_before:
-            said = now
-            left = (now - started) / (progress.done - done_before) * (progress.total - progress.done) / 60
-            screen.note(f"{progress.done} of {progress.total} turns, about {left:.0f} min left")
-
-    return show
 
 
 def _show(outcome: Outcome) -> None:

@@ -78,7 +78,6 @@ def serve(
         raise InvalidRequest(
             f"the server needs the package {error.name}; install it with pip install 'dominotree[serve]'"
         ) from error
-    from dominotree.methods import Drafting
 
     limits = Limits(max_batch=max_batch, max_queue=max_queue, context=context, max_rows=max_rows, timeout_s=timeout)
     settings = Settings(
@@ -91,6 +90,6 @@ def serve(
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     pair, drafting = load_pair(model, drafting)
-    app = create_app(pair, Drafting(**drafting), limits, settings)
+    app = create_app(pair, pair.drafting(**drafting), limits, settings)
     log_to()
     run(app, host=host, port=port)

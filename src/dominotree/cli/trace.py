@@ -83,7 +83,7 @@ def trace(
     from dominotree.methods import Drafting
     from dominotree.serve.trace_file import trace_file
 
-    output, rounds = _decode(pair, ids, sampling, Drafting(**drafting), show=True)
+    output, rounds = _decode(pair, ids, sampling, pair.drafting(**drafting), show=True)
     for line in common.statistics(output, pair, sampled=sampling.temperature > 0):
         screen.note(line)
     found = {

@@ -96,7 +96,7 @@ def _default_drafter(chosen: str) -> str | None:
 
 def _drafting(method: str | None, budget: int | None, pair: Pair) -> Drafting | None:
     """What is timed against plain decoding; None without a drafter."""
-    drafting = Drafting(method or pair.default_method, budget)
+    drafting = pair.drafting(method, budget)
     if pair.drafter is None:
         return None
     if drafting.kind.shape == "none":

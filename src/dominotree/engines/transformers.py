@@ -127,7 +127,7 @@ class TreeDecoding:
                 request = Request(
                     prompt,
                     steps.sampling(None if seed is None else seed + i, input_ids.shape[1]),
-                    Drafting(self._method or pair.default_method, **self._drafting),
+                    pair.drafting(self._method, **self._drafting),
                     stopping=steps.stopping,
                 )
                 self.outputs.append(self._decode(pair, request, config.max_length, input_ids[i], cache, streamer))

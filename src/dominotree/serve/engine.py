@@ -193,7 +193,7 @@ class Engine:
             raise InvalidRequest("a server needs the target's tokenizer, and this pair has none")
         self.pair, self.limits, self.metrics = pair, limits or Limits(), metrics or Metrics()
         self.names = TokenNames(pair.codec)
-        self.drafting = drafting or Drafting(pair.default_method)
+        self.drafting = drafting or pair.drafting()
         drafter = pair.drafter_for(self.drafting.method)
         if drafter is None:  # requests may still ask for what the drafter at hand can do
             drafter = pair.drafter

@@ -61,9 +61,7 @@ class Linear:
         self._weight = weight.new_empty(-(-self.out_features // lanes) * lanes * self.in_features)
         self._bias = None if self.bias is None else self.bias.float().contiguous()
         bf16 = weight.dtype == torch.bfloat16
-        native.library().dt_pack(
-            weight.data_ptr(), bf16, self.out_features, self.in_features, self._weight.data_ptr()
-        )
+        native.library().dt_pack(weight.data_ptr(), bf16, self.out_features, self.in_features, self._weight.data_ptr())
         self._kernel = native.Linear(
             self.in_features, self.out_features, bf16, self._weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
