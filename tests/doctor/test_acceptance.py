@@ -59,13 +59,13 @@ def quantised(folder: Path, source: Path) -> Path:
 
 def test_the_drafter_of_another_quantisation(tmp_path: Path, target: Path, domino: Path) -> None:
     copy = quantised(tmp_path / "q4", target)
-    finding = found(examine(str(copy), str(domino), dtype="float32"))["another-target"]
+    finding = found(examine(str(copy), str(domino), dtype="float32", max_new_tokens=16))["another-target"]
     assert finding.severity == "warning"
     assert "another quantisation" in finding.what
     assert finding.figures["levels"] <= 16
     assert "quantised to 4 bits" in finding.known
     silent = broken(tmp_path / "d", domino, target_fingerprint=None)
-    unsaid = found(examine(str(copy), str(silent), dtype="float32"))["quantised-target"]
+    unsaid = found(examine(str(copy), str(silent), dtype="float32", max_new_tokens=16))["quantised-target"]
     assert unsaid.severity == "warning"
     assert unsaid.figures["levels"] <= 16
 
@@ -122,7 +122,7 @@ def test_a_tokenizer_with_more_tokens_than_the_target_is_an_error(tmp_path: Path
 
 def test_a_draft_vocabulary_that_lacks_what_the_target_says(tmp_path: Path, target: Path) -> None:
     folder = write_tiny_drafter(tmp_path, vocab=VOCAB, draft_vocab=20, block=5)
-    finding = found(examine(str(target), str(folder), dtype="float32"))["draft-vocabulary"]
+    finding = found(examine(str(target), str(folder), dtype="float32", max_new_tokens=24))["draft-vocabulary"]
     assert finding.severity == "warning"
     assert finding.figures["share"] < 0.5
     assert finding.figures["size"] == 20
@@ -135,7 +135,7 @@ def test_answers_too_short_to_judge_by_are_said_to_be(target: Path, domino: Path
 
 
 def test_without_a_drafter_target_and_machine_are_examined(target: Path) -> None:
-    report = examine(str(target), dtype="float32")
+    report = examine(str(target), dtype="float32", max_new_tokens=8)
     assert found(report)["no-drafter"].severity == "note"
     assert report.drafter is None
     assert report.count("error") == 0
@@ -153,7 +153,7 @@ def test_wrong_use_is_no_finding(target: Path, domino: Path) -> None:
 def test_a_rope_base_that_is_not_the_targets_is_noted_where_it_does_not_matter(tmp_path: Path, target: Path) -> None:
     """A random drafter foresees nothing with either, so only the configs tell."""
     folder = broken(tmp_path / "b", write_tiny_drafter(tmp_path / "d", vocab=VOCAB, block=5), rope_theta=20000.0)
-    report = examine(str(target), str(folder), dtype="float32")
+    report = examine(str(target), str(folder), dtype="float32", max_new_tokens=24)
     finding = found(report)["rope-theta"]
     assert finding.severity == "note"
     assert (finding.figures["drafter"], finding.figures["target"]) == (20000.0, 10000.0)

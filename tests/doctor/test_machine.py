@@ -28,7 +28,7 @@ def test_more_threads_than_can_run_are_found_and_left_as_they_were(
     monkeypatch.setattr(machine, "usable_cpus", lambda: 1)
     before = torch.get_num_threads()
     try:
-        report = examine(str(target), dtype="float32", threads=2)
+        report = examine(str(target), dtype="float32", threads=2, max_new_tokens=8)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -62,12 +62,12 @@ def test_threads_are_judged_by_number_and_by_time(
 
 def test_bf16_that_is_imitated_is_found_with_both_times(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:
     monkeypatch.setattr(machine, "cpu_has_bf16", lambda: False)
-    report = examine(str(target), dtype="bfloat16")
+    report = examine(str(target), dtype="bfloat16", max_new_tokens=8)
     (finding,) = (finding for finding in report.findings if finding.name == "bf16-emulated")
     assert finding.severity == "warning"
     assert finding.figures["bfloat16_ms"] > 0 and finding.figures["float32_ms"] > 0
     assert "--dtype float32" in finding.remedy
-    assert "bf16-emulated" not in names(examine(str(target), dtype="float32"))
+    assert "bf16-emulated" not in names(examine(str(target), dtype="float32", max_new_tokens=8))
 
 
 def test_bf16_that_the_hardware_has_is_no_finding() -> None:

@@ -37,7 +37,6 @@ def test_a_healthy_pair_has_no_fault(request: pytest.FixtureRequest, target: Pat
 @pytest.mark.parametrize(
     ("field", "wrong", "right"),
     [
-        ("shift_label", False, True),
         ("shift_label", None, True),
         ("target_layer_ids", [LAYERS[0] - 1, LAYERS[1] - 1], LAYERS),
         ("target_layer_ids", [LAYERS[0] + 1, LAYERS[1] + 1], LAYERS),
