@@ -7,8 +7,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 # Two processes of one thread each: tiny models gain nothing from threads, and threads that wait spin.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 NEEDS := pyproject.toml constraints.txt
+VLLM := .venv-vllm
+RAY := .venv-ray
 
-.PHONY: demo test test-all lint build results clean
+.PHONY: demo test test-all test-ray test-vllm lint build results clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -19,6 +21,14 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m "slow or not slow"
+
+# Inside vLLM, which wants an environment of its own. One thread: those of OpenMP spin.
+test-vllm: $(VLLM)/.installed
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/vllm -m "slow or not slow"
+
+# On a Ray cluster of two nodes on this machine; a few minutes.
+test-ray: $(RAY)/.installed
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/engines/ray
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -47,7 +57,7 @@ results: $(VENV)/.installed-dev
 	$(BIN)/dominotree report results/methods results/ablations results/sampling --out results
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(VLLM) $(RAY) dist build
 
 # Each stamp is the environment with one more part in it; a newer pyproject.toml or constraints.txt renews it.
 
@@ -67,4 +77,19 @@ $(VENV)/.installed-dev: $(NEEDS) | $(VENV)/.installed
 
 $(VENV)/.installed-build: $(NEEDS) | $(BIN)/python
 	@$(INSTALL) build twine
+	@touch $@
+
+# Its image and audio packages may be built for another torch, and then vLLM does not start; text needs none of them.
+$(VLLM)/.installed: pyproject.toml
+	@$(PYTHON) -m venv $(VLLM)
+	@echo "Installing vLLM for the CPU into $(VLLM) (once; 3.5 GB, several minutes) ..."
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[vllm]" pytest pytest-timeout
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(RAY)/.installed: $(NEEDS)
+	@$(PYTHON) -m venv $(RAY)
+	@echo "Installing Ray into $(RAY) (once; 1.5 GB with torch) ..."
+	@$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	    --editable ".[ray]" pytest pytest-timeout openai httpx
 	@touch $@

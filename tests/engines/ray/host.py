@@ -9,6 +9,7 @@ from pathlib import Path
 import ray
 
 from dominotree.decode import Decoder
+from dominotree.engines.ray import Options, Replica
 from dominotree.methods import Drafting
 from dominotree.pair import Pair, load
 
@@ -31,3 +32,11 @@ def slow_rounds(pause_s: float) -> None:
         step(self)
 
     Decoder.step = slowly  # type: ignore[method-assign]
+
+
+class SlowReplica(Replica):
+    """A replica whose answers take long enough to be in the middle of something."""
+
+    def __init__(self, options: Options) -> None:
+        slow_rounds(0.04)
+        super().__init__(options)
