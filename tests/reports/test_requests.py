@@ -72,7 +72,9 @@ def forced(text: str) -> Any:
 def test_stop_strings_end_text_ids_and_logprobs_alike(target: DecoderTarget, stop: list[str], left: str | None) -> None:
     text = "abcdefghijklmnop qrs the tuvw"
     pair = writes(target, text)
-    options = dict(stop=stop, logprobs=1, max_new_tokens=len(CODEC.encode(text)), logits_processors=[forced(text)])
+    options = dict(
+        budget=16, stop=stop, logprobs=1, max_new_tokens=len(CODEC.encode(text)), logits_processors=[forced(text)]
+    )
     out = pair.generate(PROMPT, **options)
     stream = pair.stream(PROMPT, **options)
     pieces = list(stream)

@@ -12,14 +12,15 @@ import torch
 from dominotree.drafters.checkpoint import draft_token_ids
 from dominotree.drafters.config import DrafterConfig
 from dominotree.drafters.domino import DominoHead
-from dominotree.targets.attention import attention_kind, rotate
+from dominotree.targets.attention import LayerShape, attention_kind, rotate
 from dominotree.targets.base import Lender
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import rope_table
 from dominotree.targets.elementwise import normalise
-from dominotree.targets.layer import LayerShape, Weights, read_layer
+from dominotree.targets.layer import Weights, read_layer
 from dominotree.targets.linear import Linear
 from dominotree.targets.rows import Rows
+from dominotree.targets.stack import Stack
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,11 @@ class Drafter:
             qkv_bias=config.attention_bias,
             output_bias=config.attention_bias,
         )
-        self._layers = [read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)]
+        self._layers = Stack([read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)])
         self._to_context = _context_projection(weights, config)
-        self._k_norms = torch.stack([layer.head_norms.key for layer in self._layers if layer.head_norms is not None])
+        self._k_norms = torch.stack(
+            [layer.head_norms.key for layer in self._layers.layers if layer.head_norms is not None]
+        )
         self.token_ids = self._draft_tokens(tensors)
         self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
         head = target.head_weight()
@@ -148,8 +151,7 @@ class Drafter:
         rows = Rows.blocks(slots, [cache.lengths[slot] for slot in slots], c.block_size)
         attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)
         x = self.target.embed(block.flatten())
-        for i, layer in enumerate(self._layers):
-            x = layer(i, x, attend)
+        x, _ = self._layers(x, attend)
         hidden = normalise(x, self._norm, c.rms_norm_eps).view(batch, c.block_size, -1)
         if not c.shift_label:
             hidden = hidden[:, 1:]

@@ -74,6 +74,26 @@ class Linear(ctypes.Structure):
     ]
 
 
+class Layer(ctypes.Structure):
+    """A layer's weights, as `dt_layers` takes an array of."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")],
+        *[(name, ctypes.POINTER(Linear)) for name in ("qkv", "output", "gate_up", "down")],
+    ]
+
+
+class Pass(ctypes.Structure):
+    """Buffers of `dt_layers`."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("rows", "hidden", "intermediate", "plane")],
+        ("eps", ctypes.c_float),
+        ("bf16", ctypes.c_int),
+        *[(name, ctypes.c_void_p) for name in ("x", "normed", "delta", "qkv", "gate_up", "active")],
+    ]
+
+
 class RopeStore(ctypes.Structure):
     """Arguments of `dt_rope_store`."""
 
@@ -192,6 +212,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.dt_lanes.restype = ctypes.c_int64
     library.dt_linear.argtypes = [_P, _P, _P, _I, _N, _I]
     library.dt_linear.restype = ctypes.c_int
+    library.dt_layers.argtypes = [_P, _N, _N, _P, _P, _P, _I]
+    library.dt_layers.restype = ctypes.c_int
     for function, arguments in _VOID_FUNCTIONS.items():
         getattr(library, function).argtypes = arguments
         getattr(library, function).restype = None

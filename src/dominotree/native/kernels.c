@@ -7,6 +7,7 @@
  * round later, in the committed prefix.
  */
 #include "common.h"
+#include "pass.h"
 
 #define QUADS 4   /* queries that run side by side */
 #define PAIR 2    /* blocks of LANES columns that run side by side in the scores */
@@ -103,19 +104,6 @@ static void widen_row(const void *row, int bf16, int64_t head_dim, int64_t padde
     }
 WEIGHTED(1)
 WEIGHTED(4)
-
-typedef struct {
-    int64_t heads, kv_heads, head_dim, length; /* length: columns a slot holds */
-    float scale;
-    int q_bf16, kv_bf16;
-    const void *q;                   /* [rows, heads, head_dim] */
-    const void *keys, *values;       /* [slots, kv_heads, length, head_dim] */
-    void *out;                       /* [rows, heads, head_dim], dtype of q */
-    const int64_t *slot;             /* [rows] */
-    const int64_t *contiguous;       /* [rows] columns 0 .. contiguous-1 are seen */
-    const int64_t *tail_start;       /* [rows + 1] */
-    const int64_t *tail;             /* further columns seen, by position */
-} Attention;
 
 static int64_t needed_columns(const Attention *a, int64_t row) {
     int64_t need = a->contiguous[row];
@@ -366,17 +354,6 @@ void dt_argmax(const void *values, int bf16, int64_t rows, int64_t width, int64_
 /* Norms (optional) and rotates queries and keys (half-split RoPE), writes keys and values into the cache at
  * (slot, column). qkv [rows, stride], of which the first (heads + 2 kv_heads) * head_dim are read; q_norm, k_norm
  * [head_dim] or null, of qkv's dtype; cos, sin [rows, head_dim / 2] fp32; q_out [rows, heads, head_dim]. */
-typedef struct {
-    int64_t rows, heads, kv_heads, head_dim, length, stride;
-    float eps;
-    int bf16, kv_bf16;
-    void *qkv;
-    const void *q_norm, *k_norm;
-    const float *cos, *sin;
-    void *q_out, *keys, *values;
-    const int64_t *slot, *column;
-} RopeStore;
-
 void dt_rope_store(const RopeStore *a, int threads) {
     const int64_t dim = a->head_dim, half = dim / 2, kv_heads = a->kv_heads;
 #ifdef _OPENMP

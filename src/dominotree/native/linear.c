@@ -4,6 +4,7 @@
  * tile. A row's result therefore does not depend on how many rows are multiplied together.
  */
 #include "common.h"
+#include "pass.h"
 
 #define GROUP 8  /* panels a task takes together: a whole number of tiles of every width below */
 #define TALL 6   /* rows of the tallest tile */
@@ -23,13 +24,6 @@ void dt_pack(const void *weight, int bf16, int64_t out, int64_t in, void *panels
                 else memset(to, 0, size);
             }
 }
-
-typedef struct {
-    int64_t in, out;
-    int bf16; /* of the panels */
-    const void *panels;
-    const float *bias; /* [out], or null */
-} Linear;
 
 /* Where a pass reads and writes: x [rows, in] in fp32, y [rows, out]. */
 typedef struct {

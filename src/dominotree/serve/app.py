@@ -181,7 +181,7 @@ class Service:
         """The methods that requests can choose here, what they get that do not, and the most nodes of a tree."""
         engine, default, offered = self.engine, self.engine.drafting, []
         for method in METHODS.values():
-            drafting = default if method.name == default.method else Drafting(method.name)
+            drafting = default if method.name == default.method else engine.pair.drafting(method.name)
             try:
                 drafting.check(engine.decoder.drafter)
             except InvalidRequest:
@@ -260,7 +260,7 @@ class Service:
 
     def _requests(self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]) -> list[Decoding]:
         context, schema = self.engine.decoder.context, None
-        drafting = body.drafting(self.engine.drafting)
+        drafting = body.drafting(self.engine.drafting, self.engine.pair)
         if body.response_format is not None:
             schema = body.response_format.schema_wanted
         made = []

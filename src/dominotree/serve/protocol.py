@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dominotree.errors import InvalidRequest
 from dominotree.methods import MAX_BUDGET, Drafting
+from dominotree.pair import Pair
 from dominotree.sampling import LogitsProcessor, SamplingParams
 from dominotree.text import Message
 
@@ -201,8 +202,11 @@ class _Generate(_Body):
     def alternatives(self) -> int | None:
         """How many alternatives per token; None where no log-probabilities are wanted."""
 
-    def drafting(self, default: Drafting) -> Drafting:
-        """How the request drafts; raises `InvalidRequest` for an option that its method disregards."""
+    def drafting(self, default: Drafting, pair: Pair) -> Drafting:
+        """How the request drafts: `default`'s method where it names none, the pair's budget for another.
+
+        Raises `InvalidRequest` for an option that the method disregards.
+        """
         chosen = {
             name: value
             for name in ("method", "budget", "candidates", "node_topk", "noise_aware")
@@ -211,7 +215,7 @@ class _Generate(_Body):
         if "method" not in chosen or chosen["method"] == default.method:
             same = {name: getattr(default, name) for name in ("budget", "candidates", "node_topk", "noise_aware")}
             chosen = {"method": default.method, **same, **chosen}
-        drafting = Drafting(**chosen)
+        drafting = pair.drafting(**chosen)
         idle: set[str] = set()
         if drafting.kind.shape != "tree":
             idle = {"budget", "candidates", "node_topk"}

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,6 +20,22 @@ from dominotree import native
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.elementwise import normalise
 from dominotree.targets.rows import Rows
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes and biases of a layer."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    qk_norm: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
 
 
 class HeadNorms(NamedTuple):
@@ -103,6 +121,36 @@ class NativeAttention:
         if self._library.dt_attend(ctypes.byref(args), len(self._rows), self._threads):
             raise MemoryError("attention ran out of memory")
         return out
+
+    def layers(
+        self, weights: ctypes.Array[native.Layer], shape: LayerShape, x: torch.Tensor
+    ) -> Callable[[int, int], None]:
+        """A function that takes `x` `[rows, hidden]`, in place, through layers first .. last - 1 of `weights`."""
+        rows, hidden = x.shape
+        attended, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        widths = [hidden, hidden, attended + 2 * kv, 2 * shape.intermediate, shape.intermediate, attended, attended]
+        scratch = [x.new_empty(rows, width) for width in widths]
+        normed, delta, qkv, gate_up, active, q, out = (buffer.data_ptr() for buffer in scratch)
+        bf16 = int(x.dtype == torch.bfloat16)
+        args, store = self._args, self._store
+        args.q, args.out, args.q_bf16 = q, out, bf16
+        args.keys, args.values = self._cache.keys.data_ptr(), self._cache.values.data_ptr()
+        store.qkv, store.q_out, store.stride, store.bf16, store.eps = qkv, q, attended + 2 * kv, bf16, shape.eps
+        buffers = native.Pass(
+            rows, hidden, shape.intermediate, self._layer_bytes, shape.eps, bf16,
+            x.data_ptr(), normed, delta, qkv, gate_up, active,
+        )  # fmt: skip
+
+        def run(first: int, last: int) -> None:
+            assert scratch  # kept while the pointers are in use
+            failed = self._library.dt_layers(
+                ctypes.byref(weights), first, last, ctypes.byref(buffers), ctypes.byref(args), ctypes.byref(store),
+                self._threads,
+            )  # fmt: skip
+            if failed:
+                raise MemoryError("a pass ran out of memory")
+
+        return run
 
 
 class TorchAttention:

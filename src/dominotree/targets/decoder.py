@@ -8,14 +8,15 @@ import torch
 from torch.nn import functional as F
 
 from dominotree.errors import InvalidRequest, UnsupportedModel
-from dominotree.targets.attention import Attention, TorchAttention, attention_kind
+from dominotree.targets.attention import Attention, LayerShape, TorchAttention, attention_kind
 from dominotree.targets.base import Forward
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import TargetConfig, rope_table
 from dominotree.targets.elementwise import normalise
-from dominotree.targets.layer import LayerShape, Weights, read_layer
+from dominotree.targets.layer import Weights, read_layer
 from dominotree.targets.linear import Linear
 from dominotree.targets.rows import Rows, Segment
+from dominotree.targets.stack import Stack
 
 
 class DecoderTarget:
@@ -55,14 +56,14 @@ class DecoderTarget:
             output_bias=config.output_bias,
             mlp_bias=config.mlp_bias,
         )
-        self._layers = [read_layer(weights, f"model.layers.{i}.", shape) for i in range(config.num_layers)]
+        self._layers = Stack([read_layer(weights, f"model.layers.{i}.", shape) for i in range(config.num_layers)])
         self._norm = weights.take("model.norm.weight", (config.hidden_size,))
         tied = config.tie_embeddings or "lm_head.weight" not in tensors
         if tied and not config.tie_embeddings:
             raise UnsupportedModel("lm_head.weight is missing though tie_word_embeddings is false")
         self._head_weight = self._embedding if tied else weights.take("lm_head.weight", self._embedding.shape)
         self._head = Linear(self._head_weight)
-        linears = [self._head, *(linear for layer in self._layers for linear in layer.linears())]
+        linears = [self._head, *(linear for layer in self._layers.layers for linear in layer.linears())]
         self._least_rows = max(linear.least_rows for linear in linears)
         self.row_invariant = all(linear.row_invariant for linear in linears) and self._kind is not TorchAttention
 
@@ -102,12 +103,8 @@ class DecoderTarget:
         assert self._rope is not None, "new_cache comes first"
         attend: Attention = self._kind(cache, rows, self.config.num_heads, *self._rope)
         x = self.embed(torch.from_numpy(rows.tokens).to(self.device))
-        tapped: dict[int, torch.Tensor] = {}
-        for i, layer in enumerate(self._layers):
-            x = layer(i, x, attend)
-            if i in feature_layers:
-                tapped[i] = x[:count].clone()  # the next layer adds to x in place
-        features = torch.cat([tapped[i] for i in feature_layers], dim=-1) if feature_layers else None
+        x, tapped = self._layers(x, attend, feature_layers)
+        features = torch.cat([tapped[i][:count] for i in feature_layers], dim=-1) if feature_layers else None
         eps = self.config.rms_norm_eps
         if last_only:
             ends = torch.tensor([len(segment.tokens) for segment in segments]).cumsum(0) - 1

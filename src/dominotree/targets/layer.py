@@ -8,25 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from dominotree.errors import UnsupportedModel
-from dominotree.targets.attention import Attention, HeadNorms
+from dominotree.targets.attention import Attention, HeadNorms, LayerShape
 from dominotree.targets.elementwise import add_normalise, normalise, swiglu
 from dominotree.targets.linear import Linear
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """Sizes and biases of a layer."""
-
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    qk_norm: bool
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class Linear:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self.bias = bias
-        self._kernel: native.Linear | None = None
+        self.kernel: native.Linear | None = None
+        """What the C kernels need of it; None where they do not compute it."""
         self._onednn = False
         if weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
             if native.available() and not (weight.dtype == torch.bfloat16 and onednn_works(torch.bfloat16)):
@@ -36,16 +37,16 @@ class Linear:
     @property
     def row_invariant(self) -> bool:
         """Whether a row's result has the same bits whatever rows share the pass."""
-        return self._onednn or self._kernel is not None
+        return self._onednn or self.kernel is not None
 
     @property
     def least_rows(self) -> int:
         """Rows from which on a pass needs no padding to be row-invariant."""
-        return 1 if self._kernel is not None else 2
+        return 1 if self.kernel is not None else 2
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._kernel is not None:
-            return self._native(x, self._kernel)
+        if self.kernel is not None:
+            return self._native(x, self.kernel)
         if not self._onednn:
             return F.linear(x, self._weight, self.bias)
         if x.shape[0] == 1:  # oneDNN treats a single row differently
@@ -62,7 +63,7 @@ class Linear:
         self._bias = None if self.bias is None else self.bias.float().contiguous()
         bf16 = weight.dtype == torch.bfloat16
         native.library().dt_pack(weight.data_ptr(), bf16, self.out_features, self.in_features, self._weight.data_ptr())
-        self._kernel = native.Linear(
+        self.kernel = native.Linear(
             self.in_features, self.out_features, bf16, self._weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
         )  # fmt: skip

@@ -1,0 +1,45 @@
+/* What the kernels of a pass are told; the same structures are in native/__init__.py. */
+#ifndef DOMINOTREE_PASS_H
+#define DOMINOTREE_PASS_H
+
+#include <stdint.h>
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim, length; /* length: columns a slot holds */
+    float scale;
+    int q_bf16, kv_bf16;
+    const void *q;                   /* [rows, heads, head_dim] */
+    const void *keys, *values;       /* [slots, kv_heads, length, head_dim] */
+    void *out;                       /* [rows, heads, head_dim], dtype of q */
+    const int64_t *slot;             /* [rows] */
+    const int64_t *contiguous;       /* [rows] columns 0 .. contiguous-1 are seen */
+    const int64_t *tail_start;       /* [rows + 1] */
+    const int64_t *tail;             /* further columns seen, by position */
+} Attention;
+
+typedef struct {
+    int64_t rows, heads, kv_heads, head_dim, length, stride;
+    float eps;
+    int bf16, kv_bf16;
+    void *qkv;
+    const void *q_norm, *k_norm;
+    const float *cos, *sin;
+    void *q_out, *keys, *values;
+    const int64_t *slot, *column;
+} RopeStore;
+
+typedef struct {
+    int64_t in, out;
+    int bf16; /* of the panels */
+    const void *panels;
+    const float *bias; /* [out], or null */
+} Linear;
+
+void dt_add_norm(void *x, const void *delta, const void *weight, void *out, int bf16, int64_t rows, int64_t dim,
+                 float eps, int threads);
+void dt_swiglu(const void *gate_up, void *out, int bf16, int64_t rows, int64_t dim, int threads);
+void dt_rope_store(const RopeStore *a, int threads);
+int dt_attend(const Attention *a, int64_t rows, int threads);
+int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, int threads);
+
+#endif
