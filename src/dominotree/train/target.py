@@ -58,6 +58,21 @@ class TargetReader:
         return torch.cat([outputs[i] for i in layer_ids], dim=-1), last
 
 
+@torch.inference_mode()
+def _embeds_plainly(model: Any) -> bool:
+    """Whether the first layer reads rows of the embedding, as a drafter does: not all families multiply by 1."""
+    seen: list[Tensor] = []
+    ids = torch.tensor([[0, model.config.vocab_size // 2, model.config.vocab_size - 1]], device=model.device)
+    hook = model.model.layers[0].register_forward_pre_hook(
+        lambda _module, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+    try:
+        model.model(ids, use_cache=False)
+    finally:
+        hook.remove()
+    return torch.equal(seen[0][0], model.get_input_embeddings().weight[ids[0]])
+
+
 def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetReader:
     """Load the target in `folder` (Hugging Face form) on `device`: in bf16, in fp32 on a processor that emulates bf16.
 
@@ -74,6 +89,11 @@ def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetRead
             raise UnsupportedModel(
                 f"The target {folder} has {scaled}, expected plain embedding and head: no drafter can be trained."
             )
+    if not _embeds_plainly(model):
+        raise UnsupportedModel(
+            f"The target {folder} scales or shifts its embeddings, expected its layers to read them as they are: no "
+            "drafter can be trained."
+        )
     special: set[int] = set()
     if any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         special = set(AutoTokenizer.from_pretrained(str(folder)).all_special_ids)
