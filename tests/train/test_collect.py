@@ -94,3 +94,35 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, content: str | None) 
         (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(CorpusError, match=r"p\.jsonl"):
         read_prompts(tmp_path / "p.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("value", "turns"),
+    [
+        ("What is 2 + 2?", ("What is 2 + 2?",)),
+        (["One.", "Two."], ("One.", "Two.")),
+        ([{"role": "system", "content": "s"}, {"role": "user", "content": "Hi."}], ("Hi.",)),
+    ],
+)
+def test_prompts_come_from_a_data_set_too(tmp_path: Path, value: object, turns: tuple[str, ...]) -> None:
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("".join(json.dumps({"asked": value, "n": n}) + "\n" for n in range(3)))
+    found = read_prompts(f"hub:{folder}:train:asked")
+    assert [(one.turns, one.source) for one in found] == [(turns, "sums")] * 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("hub:name", "expected hub:NAME:SPLIT:COLUMN"),
+        ("hub:{folder}:train:other", "no column 'other': expected one of asked"),
+        ("hub:{folder}:test:asked", "cannot be read"),
+        ("hub:{folder}:train:n", "row 0: expected a prompt"),
+    ],
+)
+def test_a_data_set_that_does_not_hold_prompts_is_one_line(tmp_path: Path, spec: str, says: str) -> None:
+    (tmp_path / "train.jsonl").write_text('{"asked": "Hi.", "n": 1}\n')
+    with pytest.raises(CorpusError, match=says) as raised:
+        read_prompts(spec.format(folder=tmp_path))
+    assert "\n" not in str(raised.value)

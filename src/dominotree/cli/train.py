@@ -22,7 +22,10 @@ def train() -> None:
 @app.command()
 def collect(
     target: Target,
-    prompts: Annotated[list[str], typer.Option(help="JSONL file of {prompt} or {turns}; may be repeated.")],
+    prompts: Annotated[
+        list[str],
+        typer.Option(help="JSONL file of {prompt} or {turns}, or hub:NAME[:CONFIG]:SPLIT:COLUMN; may be repeated."),
+    ],
     out: Annotated[Path, typer.Option(help="Corpus folder; one found here is gone on with.")],
     drafter: Annotated[str, typer.Option(help="Drafter that speeds this up; the answers stay the same.")] = "none",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 384,

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,12 +30,18 @@ class Conversation:
     source: str
 
 
-def read_prompts(file: str | Path) -> list[Conversation]:
-    """Conversations of a JSONL file, one `{"prompt": ...}` or `{"turns": [...]}` a line.
+HUB = "hub:"
 
-    `source`, or else the file's name, is what the model card will call them. Raises `CorpusError` with file
-    and line.
+
+def read_prompts(file: str | Path) -> list[Conversation]:
+    """Conversations of a JSONL file, one `{"prompt": ...}` or `{"turns": [...]}` a line, or of a hub data set.
+
+    A data set is written `hub:NAME[:CONFIG]:SPLIT:COLUMN`; its column holds a prompt, a list of turns, or a list of
+    messages of which the user's are taken. `source`, or else the file's or data set's name, is what the model card
+    will call them. Raises `CorpusError` with file and line, or row.
     """
+    if str(file).startswith(HUB):
+        return _read_dataset(str(file))
     file = Path(file)
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -45,6 +51,36 @@ def read_prompts(file: str | Path) -> list[Conversation]:
     if not found:
         raise CorpusError(f"{file} has no prompts: expected one JSON object a line.")
     return found
+
+
+def _read_dataset(spec: str) -> list[Conversation]:
+    parts = spec.removeprefix(HUB).split(":")
+    if not 3 <= len(parts) <= 4 or not all(parts):
+        raise CorpusError(f"{spec} names no data set: expected hub:NAME:SPLIT:COLUMN or hub:NAME:CONFIG:SPLIT:COLUMN.")
+    name, *config, split, column = parts
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise CorpusError('Hub data sets need the datasets library: pip install "dominotree[bench]".') from error
+    try:
+        rows = load_dataset(name, *config, split=split)
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CorpusError(f"The data set {name} cannot be read ({reason}): expected a hub id or a folder.") from error
+    if column not in rows.column_names:
+        raise CorpusError(
+            f"The data set {name} has no column {column!r}: expected one of {', '.join(rows.column_names)}."
+        )
+    return [Conversation(_turns(value, f"{name} row {i}"), PurePath(name).name) for i, value in enumerate(rows[column])]
+
+
+def _turns(value: object, where: str) -> tuple[str, ...]:
+    turns = [value] if isinstance(value, str) else value
+    if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
+        turns = [turn.get("content") for turn in turns if turn.get("role") == "user"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise CorpusError(f"{where}: expected a prompt, a list of turns or a list of messages: {str(value)[:80]}")
+    return tuple(turns)
 
 
 def _parse(line: str, where: str, name: str) -> Conversation:
