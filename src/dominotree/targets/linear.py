@@ -40,6 +40,11 @@ class Linear:
         return self._onednn or self.kernel is not None
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of weights that a pass reads."""
+        return self._weight.numel() * self._weight.element_size()
+
+    @property
     def least_rows(self) -> int:
         """Rows from which on a pass needs no padding to be row-invariant."""
         return 1 if self.kernel is not None else 2
