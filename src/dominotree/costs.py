@@ -60,9 +60,15 @@ class CostModel:
 
     def round(self, nodes: int, context: int) -> Floats:
         """Time of a round that verifies 0 .. `nodes` nodes of a tree that was built to `nodes`, `[nodes + 1]`."""
-        draft = float(np.interp(context, self.contexts, self.draft_ms))
-        build = float(_interpolate(np.array([nodes + 1]), self.rows, self.build_ms)[0])
-        return self.verify(nodes + 1, context) + (draft + build + self.rest_ms)
+        return self.verify(nodes + 1, context) + (self.draft(context) + self.build(nodes) + self.rest_ms)
+
+    def draft(self, context: int) -> float:
+        """Time of a draft."""
+        return float(np.interp(context, self.contexts, self.draft_ms))
+
+    def build(self, nodes: int) -> float:
+        """Time of building a tree of `nodes` nodes."""
+        return float(_interpolate(np.array([nodes + 1]), self.rows, self.build_ms)[0])
 
     def plain(self, context: int) -> float:
         """Time of a round without a draft."""

@@ -22,6 +22,7 @@ from dominotree.cli import (
     generate,
     inspect,
     methods,
+    plan,
     profile,
     report,
     serve,
@@ -66,6 +67,7 @@ app.command("serve")(serve.serve)
 app.command("methods")(methods.methods)
 app.command("profile")(profile.profile)
 app.command("tune")(tune.tune)
+app.command("plan")(plan.plan)
 app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)
 app.command("audit")(audit.audit)
