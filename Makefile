@@ -10,7 +10,7 @@ NEEDS := pyproject.toml constraints.txt
 VLLM := .venv-vllm
 RAY := .venv-ray
 
-.PHONY: demo test test-all test-ray test-vllm lint build results clean
+.PHONY: demo test test-all test-ray test-vllm lint build docs results clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -39,6 +39,10 @@ build: $(VENV)/.installed-build
 	$(BIN)/python -m build --wheel
 	$(BIN)/twine check --strict dist/*
 
+# Into site/; a link or an anchor that leads nowhere is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 # What is committed under results/: about an hour on two cores that do nothing else. It goes on where it was stopped.
 # PROMPTS is a folder of the eight sets, NAME.jsonl; without it they come from the hub.
 FROM = $(if $(PROMPTS),--data $(PROMPTS))
@@ -57,7 +61,7 @@ results: $(VENV)/.installed-dev
 	$(BIN)/dominotree report results/methods results/ablations results/sampling --out results
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(RAY) dist build
+	rm -rf $(VENV) $(VLLM) $(RAY) dist build site
 
 # Each stamp is the environment with one more part in it; a newer pyproject.toml or constraints.txt renews it.
 
@@ -77,6 +81,10 @@ $(VENV)/.installed-dev: $(NEEDS) | $(VENV)/.installed
 
 $(VENV)/.installed-build: $(NEEDS) | $(BIN)/python
 	@$(INSTALL) build twine
+	@touch $@
+
+$(VENV)/.installed-docs: $(NEEDS) | $(VENV)/.installed
+	@$(INSTALL) --editable ".[docs]"
 	@touch $@
 
 # Its image and audio packages may be built for another torch, and then vLLM does not start; text needs none of them.
