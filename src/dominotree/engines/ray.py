@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from ray import serve
 
 from dominotree.errors import InvalidRequest
@@ -21,6 +21,11 @@ from dominotree.serve.engine import Limits
 
 _MARGIN_S = 5.0
 _STARTS = 3
+
+
+def _listed(value: Any) -> Any:
+    """A list from a text with commas, which is all that a command line can pass on."""
+    return value.split(",") if isinstance(value, str) else value
 
 
 class Options(BaseModel):
@@ -52,7 +57,7 @@ class Options(BaseModel):
     grace: float = 60.0
     api_key: str | None = Field(default_factory=lambda: os.environ.get("DOMINOTREE_API_KEY"))
     model_name: str | None = None
-    allowed_hosts: list[str] = []
+    allowed_hosts: Annotated[list[str], BeforeValidator(_listed)] = []
     replicas: int = Field(default=1, ge=1)
     max_replicas: int | None = None
     cpus: float = Field(default=1.0, ge=0)

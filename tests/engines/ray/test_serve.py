@@ -19,7 +19,7 @@ from ray import serve
 
 from dominotree.errors import InvalidRequest
 from dominotree.pair import Pair, load
-from dominotree.ray import application
+from dominotree.ray import Options, application
 from engines.ray.host import SlowReplica
 
 PORT = 8123
@@ -152,3 +152,4 @@ def test_texts_are_read_as_ray_passes_them_on(model: Path) -> None:
     config = deployment._bound_deployment._deployment_config
     assert (config.autoscaling_config.min_replicas, config.autoscaling_config.max_replicas) == (1, 4)
     assert config.autoscaling_config.target_ongoing_requests == 8
+    assert Options.model_validate({"allowed_hosts": "a.example,b.example"}).settings.hosts == ("a.example", "b.example")
