@@ -65,6 +65,10 @@ def serve(
             help="Host name that clients may call it by, beside localhost and --host; *: any. May be repeated.",
         ),
     ] = None,
+    tool_format: Annotated[
+        str,
+        typer.Option("--tool-format", help="How the model writes calls of tools: auto, hermes, llama or none."),
+    ] = "auto",
     page: Annotated[bool, typer.Option("--page/--no-page", help="Serve the page at /.")] = True,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Put prompts into the log.")] = False,
 ) -> None:
@@ -86,6 +90,7 @@ def serve(
         log_prompts=log_prompts,
         page=page,
         hosts=(host, *(allowed_host or ())),
+        tool_format=tool_format,
     )
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)

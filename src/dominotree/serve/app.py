@@ -37,6 +37,7 @@ from dominotree.serve.protocol import (
 from dominotree.serve.replies import ChatWriter, CompletionWriter, Writer, dumps, usage
 from dominotree.serve.static import add_page, page_paths
 from dominotree.serve.stream import DONE, ClientGone, EventStream, event, unless_gone
+from dominotree.serve.tools import ToolReader, tool_format
 
 log = logging.getLogger("dominotree.serve")
 
@@ -52,6 +53,7 @@ class Settings:
     """How the server presents itself and whom it serves. `max_body` in bytes, `grace_s` for what runs at shutdown.
 
     `hosts` are the names by which clients may call it, beside localhost and addresses in numbers; "*" is any.
+    `tool_format` is how the model writes calls of tools, one of `TOOL_FORMATS`; "auto": as its chat template shows.
     """
 
     model_name: str | None = None
@@ -61,6 +63,7 @@ class Settings:
     log_prompts: bool = False
     page: bool = True
     hosts: Sequence[str] = ()
+    tool_format: str = "auto"
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
@@ -124,6 +127,7 @@ class Service:
         codec = engine.pair.codec
         assert codec is not None
         self._codec = codec
+        self._tool_format = tool_format(settings.tool_format, codec)
         target = engine.pair.target
         self._grammars = Grammars(codec, target.vocab_size, target.eos_token_ids)
         self._model = settings.model_name or PurePath(engine.pair.name).name or "dominotree"
@@ -283,6 +287,7 @@ class Service:
             usage_chunk=bool(body.stream) and body.wants_usage_chunk,
         )
         details: dict[str, Any] = request.scope["state"]["log"]
+        readers = self._tool_readers(body, len(call.answers))
 
         def note() -> None:
             self.engine.cancel(call)
@@ -293,9 +298,9 @@ class Service:
                 )
 
         if body.stream:
-            return EventStream(self._stream(writer, body, call), on_end=note)
+            return EventStream(self._stream(writer, body, call, readers), on_end=note)
         try:
-            events = await unless_gone(_collect(call), request.receive)
+            events = await unless_gone(_collect(call, readers), request.receive)
         except ClientGone:
             return Response(status_code=CLIENT_GONE)
         except Exception as error:
@@ -304,9 +309,17 @@ class Service:
             note()
         return _json(writer.reply(call.answers, events, usage(call.answers, body.choices)))
 
-    async def _stream(self, writer: Writer, body: ChatRequest | CompletionRequest, call: Call) -> AsyncIterator[bytes]:
+    def _tool_readers(self, body: ChatRequest | CompletionRequest, answers: int) -> list[ToolReader]:
+        """One for every answer that may call tools; none where no answer of the request may."""
+        if self._tool_format == "none" or not body.callable_names:
+            return []
+        return [ToolReader(self._tool_format, body.callable_names) for _ in range(answers)]
+
+    async def _stream(
+        self, writer: Writer, body: ChatRequest | CompletionRequest, call: Call, readers: Sequence[ToolReader]
+    ) -> AsyncIterator[bytes]:
         begun: set[int] = set()
-        async for index, new in _events(call):
+        async for index, new in _events(call, readers):
             if new.error is not None:
                 yield event(api_error(new.error).body)
                 yield DONE
@@ -320,18 +333,18 @@ class Service:
         yield DONE
 
 
-async def _events(call: Call) -> AsyncIterator[tuple[int, Event]]:
-    """All events of a call, until every answer has ended or one has failed."""
+async def _events(call: Call, readers: Sequence[ToolReader]) -> AsyncIterator[tuple[int, Event]]:
+    """All events of a call, until every answer has ended or one has failed; read by the `readers`, if there are any."""
     left = len(call.answers)
     while left:
         index, new = await call.events.get()
         left -= new.last
-        yield index, new
+        yield index, readers[index].read(new) if readers else new
 
 
-async def _collect(call: Call) -> list[list[Event]]:
+async def _collect(call: Call, readers: Sequence[ToolReader]) -> list[list[Event]]:
     events: list[list[Event]] = [[] for _ in call.answers]
-    async for index, new in _events(call):
+    async for index, new in _events(call, readers):
         if new.error is not None:
             raise new.error
         events[index].append(new)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from dominotree.decode import Decoder
 from dominotree.errors import DominoTreeError, InvalidRequest
@@ -21,6 +21,7 @@ from dominotree.sampling import SamplingParams, TokenLogprobs
 from dominotree.serve.errors import QueueFull, TimedOut, Unavailable
 from dominotree.serve.metrics import Metrics
 from dominotree.serve.sharing import RowShare
+from dominotree.serve.tools import FunctionCall
 from dominotree.text import TextCodec, TextStream
 from dominotree.token_names import TokenNames
 from dominotree.trace import Trace
@@ -43,13 +44,14 @@ class ShownToken:
 class Event:
     """What is new of an answer: text, the tokens it is made of (where logprobs were asked for), how it ended.
 
-    `rounds` are new entries of its trace, where one was asked for.
+    `rounds` are new entries of its trace, where one was asked for; `calls` were taken out of the text.
     """
 
     text: str = ""
     tokens: Sequence[ShownToken] = ()
     rounds: Sequence[dict[str, Any]] = ()
-    finish_reason: FinishReason | None = None
+    calls: Sequence[FunctionCall] = ()
+    finish_reason: FinishReason | Literal["tool_calls"] | None = None
     error: Exception | None = None
 
     @property
@@ -100,7 +102,7 @@ class Answer:
         reason = generation.finish_reason
         if not (text or tokens or rounds or reason):
             return None
-        return Event(text, tokens, rounds, reason)
+        return Event(text, tokens, rounds, finish_reason=reason)
 
 
 class Call:

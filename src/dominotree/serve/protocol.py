@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -189,6 +190,11 @@ class _Generate(_Body):
         """Answers per prompt."""
         return 1 if self.n is None else self.n
 
+    @property
+    def callable_names(self) -> list[str]:
+        """Names of the tools that the answer may call."""
+        return []
+
     def check(self) -> None:
         """Raises `InvalidRequest` for fields that do not go together."""
         if self.stream_options is not None and not self.stream:
@@ -276,6 +282,15 @@ class ToolCall(_Strict):
     function: ToolFunction
     index: int | None = None
 
+    def as_template_input(self) -> dict[str, Any]:
+        """What the chat template gets: the arguments as an object, since templates write them as JSON."""
+        call, arguments = self.model_dump(exclude_none=True), self.function.arguments
+        with suppress(ValueError, RecursionError):
+            found = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if isinstance(found, dict):
+                call["function"]["arguments"] = found
+        return call
+
 
 class ChatMessage(_Strict):
     """One message of a conversation."""
@@ -309,7 +324,7 @@ class ChatMessage(_Strict):
             if getattr(self, name) is not None:
                 message[name] = getattr(self, name)
         if self.tool_calls:
-            message["tool_calls"] = [call.model_dump(exclude_none=True) for call in self.tool_calls]
+            message["tool_calls"] = [call.as_template_input() for call in self.tool_calls]
         return message
 
 
@@ -367,6 +382,13 @@ class ChatRequest(_Generate):
         if self.tool_choice == "none":
             return []
         return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
+
+    @property
+    def callable_names(self) -> list[str]:
+        """Those that are offered; none where the answer is JSON of another kind."""
+        if self.response_format is not None and self.response_format.schema_wanted is not None:
+            return []
+        return [tool["function"]["name"] for tool in self.offered_tools]
 
     def answer_limit(self, context: int) -> int:
         """All that the context leaves, unless the request says."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dominotree import __version__
-from dominotree.generation import FinishReason
 from dominotree.serve.engine import Answer, Event, ShownToken, describe
+from dominotree.serve.tools import FunctionCall
 from dominotree.token_names import TokenNames
 
 Json = dict[str, Any]
@@ -54,9 +54,10 @@ class Writer(ABC):
         for answer, parts in zip(answers, events, strict=True):
             text = "".join(event.text for event in parts)
             tokens = [token for event in parts for token in event.tokens]
+            calls = [call for event in parts for call in event.calls]
             choice = {
                 "index": answer.index,
-                **self._full(text),
+                **self._full(text, calls),
                 "logprobs": self._logprobs(tokens) if answer.request.sampling.logprobs is not None else None,
                 "finish_reason": parts[-1].finish_reason,
             }
@@ -67,13 +68,17 @@ class Writer(ABC):
 
     def chunks(self, answer: Answer, event: Event, *, first: bool) -> Iterator[Json]:
         """The chunks that an event becomes."""
-        reason: FinishReason | None = event.finish_reason
+        reason = event.finish_reason
         wanted = answer.request.sampling.logprobs is not None
         if first and (opening := self._opening()) is not None:
             yield self._chunk([{"index": answer.index, **opening, "logprobs": None, "finish_reason": None}])
-        if event.text or event.tokens or event.rounds:
-            logprobs = self._logprobs(event.tokens) if wanted else None
-            piece = {"index": answer.index, **self._piece(event.text), "logprobs": logprobs, "finish_reason": None}
+        if event.text or event.tokens or event.rounds or event.calls:
+            piece = {
+                "index": answer.index,
+                **self._piece(event.text, event.calls),
+                "logprobs": self._logprobs(event.tokens) if wanted else None,
+                "finish_reason": None,
+            }
             yield self._chunk([{**piece, "trace": event.rounds} if event.rounds else piece])
         if reason is not None:
             last = {"index": answer.index, **self._closing(), "logprobs": None, "finish_reason": reason}
@@ -91,13 +96,13 @@ class Writer(ABC):
         return {**choice, "decoding": describe(answer)} if self._show_decoding else choice
 
     @abstractmethod
-    def _full(self, text: str) -> Json: ...
+    def _full(self, text: str, calls: Sequence[FunctionCall]) -> Json: ...
 
     @abstractmethod
     def _opening(self) -> Json | None: ...
 
     @abstractmethod
-    def _piece(self, text: str) -> Json: ...
+    def _piece(self, text: str, calls: Sequence[FunctionCall]) -> Json: ...
 
     @abstractmethod
     def _closing(self) -> Json: ...
@@ -113,14 +118,20 @@ class ChatWriter(Writer):
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
 
-    def _full(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _full(self, text: str, calls: Sequence[FunctionCall]) -> Json:
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_call(call) for call in calls]}
+        return {"message": message}
 
     def _opening(self) -> Json:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def _piece(self, text: str) -> Json:
-        return {"delta": {"content": text}}
+    def _piece(self, text: str, calls: Sequence[FunctionCall]) -> Json:
+        if not calls:
+            return {"delta": {"content": text}}
+        called = {"tool_calls": [{"index": call.index, **_call(call)} for call in calls]}
+        return {"delta": {"content": text, **called} if text else called}
 
     def _closing(self) -> Json:
         return {"delta": {}}
@@ -146,13 +157,13 @@ class CompletionWriter(Writer):
     id_prefix = "cmpl-"
     whole = chunk = "text_completion"
 
-    def _full(self, text: str) -> Json:
+    def _full(self, text: str, calls: Sequence[FunctionCall]) -> Json:
         return {"text": text}
 
     def _opening(self) -> None:
         return None
 
-    def _piece(self, text: str) -> Json:
+    def _piece(self, text: str, calls: Sequence[FunctionCall]) -> Json:
         return {"text": text}
 
     def _closing(self) -> Json:
@@ -171,6 +182,10 @@ class CompletionWriter(Writer):
         name, found = self._names.unique_text_of, token.found
         top = {name(other): finite(logprob) for other, logprob in found.top}
         return {**top, name(found.token): finite(found.logprob)}
+
+
+def _call(call: FunctionCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def finite(logprob: float) -> float:
