@@ -40,18 +40,14 @@ def test_depth_d_is_labelled_with_the_token_d_plus_one_after_the_anchor(shift_la
 
 
 def test_soft_labels_stand_one_before_the_token_they_speak_of_and_sum_to_one() -> None:
-    batch = make_batch(
-        [cached(list(range(10, 22)), 3)], [torch.tensor([4])], tiny_config(), ALL, soft_share=0.7
-    )
+    batch = make_batch([cached(list(range(10, 22)), 3)], [torch.tensor([4])], tiny_config(), ALL, soft_share=0.7)
     assert batch.labels.ids[0, :, 0].tolist() == [4, 5, 6, 7, 8, 9]
     torch.testing.assert_close(batch.labels.probs.sum(-1), torch.ones(1, 6))
     torch.testing.assert_close(batch.labels.probs[..., -1], torch.full((1, 6), 0.3))
 
 
 def test_the_context_holds_no_feature_from_the_last_anchor_on() -> None:
-    batch = make_batch(
-        [cached(list(range(10, 22)), 3)], [torch.tensor([4, 6])], tiny_config(), ALL, soft_share=0.0
-    )
+    batch = make_batch([cached(list(range(10, 22)), 3)], [torch.tensor([4, 6])], tiny_config(), ALL, soft_share=0.0)
     assert batch.features[0, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 

@@ -58,9 +58,7 @@ def test_fit_writes_a_drafter_with_its_card_and_goes_on_where_it_was(
     assert "| steps | 4 |" in (tmp_path / "run/drafter/README.md").read_text()
 
 
-def test_fit_without_a_projector_makes_a_plain_dflash_drafter(
-    tmp_path: Path, target: Path, corpus: Path
-) -> None:
+def test_fit_without_a_projector_makes_a_plain_dflash_drafter(tmp_path: Path, target: Path, corpus: Path) -> None:
     (tmp_path / "c.toml").write_text(CONFIG)
     done = fit(
         "--target", target, "--data", corpus, "--out", tmp_path / "run", "--config", tmp_path / "c.toml",
@@ -85,12 +83,8 @@ def test_a_broken_corpus_or_config_is_one_line(tmp_path: Path, target: Path, cor
     missing = fit("--target", target, "--data", tmp_path / "nothing", "--out", tmp_path / "run")
     assert isinstance(missing.exception, CorpusError)
     (tmp_path / "c.toml").write_text("[model]\n")
-    bad = fit(
-        "--target", target, "--data", corpus, "--out", tmp_path / "run", "--config", tmp_path / "c.toml"
-    )
+    bad = fit("--target", target, "--data", corpus, "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert isinstance(bad.exception, InvalidRequest)
     (tmp_path / "c.toml").write_text("[fit]\nepochs = 3\n")
-    worse = fit(
-        "--target", target, "--data", corpus, "--out", tmp_path / "run", "--config", tmp_path / "c.toml"
-    )
+    worse = fit("--target", target, "--data", corpus, "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert "epochs" in str(worse.exception)

@@ -77,9 +77,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sequences", [[], [([5], [])]])
-def test_a_corpus_with_nothing_usable_is_refused(
-    tmp_path: Path, sequences: list[tuple[list[int], list[int]]]
-) -> None:
+def test_a_corpus_with_nothing_usable_is_refused(tmp_path: Path, sequences: list[tuple[list[int], list[int]]]) -> None:
     write_corpus(tmp_path, sequences)
     with pytest.raises(CorpusError, match=r"no usable|empty"):
         read_corpus(tmp_path)
@@ -87,9 +85,7 @@ def test_a_corpus_with_nothing_usable_is_refused(
 
 def test_large_vocabularies_use_wider_tokens(tmp_path: Path) -> None:
     write_corpus(tmp_path, GOOD)
-    np.array([token + 100_000 for p, a in GOOD for token in [*p, *a]], dtype="<u4").tofile(
-        tmp_path / "tokens.bin"
-    )
+    np.array([token + 100_000 for p, a in GOOD for token in [*p, *a]], dtype="<u4").tofile(tmp_path / "tokens.bin")
     (tmp_path / "corpus.json").write_text(json.dumps({"dtype": "uint32"}))
     corpus = read_corpus(tmp_path)
     assert corpus.read(corpus.samples[1]).tolist() == [100_005, 100_006, 100_011, 100_012, 100_001]
@@ -100,9 +96,7 @@ def test_large_vocabularies_use_wider_tokens(tmp_path: Path) -> None:
 
 def test_held_out_sequences_are_of_every_source_and_greedy_first(tmp_path: Path) -> None:
     write_corpus(tmp_path, GOOD * 15)
-    lines = [
-        [3, 4, f"kind{i % 3}", float(i % 2)] if i % 2 == 0 else [2, 3, f"kind{i % 3}", 1.0] for i in range(30)
-    ]
+    lines = [[3, 4, f"kind{i % 3}", float(i % 2)] if i % 2 == 0 else [2, 3, f"kind{i % 3}", 1.0] for i in range(30)]
     (tmp_path / "index.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
     samples = read_corpus(tmp_path).samples
     order = split_order(samples, 6, seed=3)

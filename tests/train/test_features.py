@@ -52,7 +52,7 @@ def test_the_cache_gives_back_features_and_the_targets_likeliest_draft_tokens(
     for place in (0, filled.ready - 1):
         sample = filled.load(place)
         features, last = reader.read(sample.tokens, (0, 2))
-        assert torch.equal(sample.features, features)
+        assert torch.equal(sample.features, features.bfloat16())
         probs = torch.softmax((last @ reader.head[IDS].T).float(), -1)
         torch.testing.assert_close(probs.gather(1, sample.soft_ids), sample.soft_probs, atol=1e-3, rtol=1e-3)
         assert torch.equal(probs.gather(1, sample.soft_ids[:, :1])[:, 0], probs.amax(-1))
@@ -68,9 +68,7 @@ def test_a_stopped_cache_goes_on_where_it_was(tmp_path: Path, corpus: Path, read
     whole = cache(tmp_path / "b", corpus)
     fill_cache(whole, reader)
     assert whole.order == again.order
-    assert all(
-        torch.equal(whole.load(place).features, again.load(place).features) for place in range(whole.ready)
-    )
+    assert all(torch.equal(whole.load(place).features, again.load(place).features) for place in range(whole.ready))
 
 
 def test_sequences_collected_later_come_last(tmp_path: Path, reader: TargetReader) -> None:
@@ -81,7 +79,7 @@ def test_sequences_collected_later_come_last(tmp_path: Path, reader: TargetReade
     assert (grown.ready, grown.order[:8]) == (8, first.order)
     assert sorted(grown.order[8:]) == [8, 9, 10, 11]
     fill_cache(grown, reader)
-    assert torch.equal(grown.load(11).features, reader.read(grown.load(11).tokens, (0, 2))[0])
+    assert torch.equal(grown.load(11).features, reader.read(grown.load(11).tokens, (0, 2))[0].bfloat16())
 
 
 @pytest.mark.parametrize(

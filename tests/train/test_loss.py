@@ -53,9 +53,7 @@ def plain(
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_domino_loss_and_gradients_are_the_formulas(share: float) -> None:
     hidden, inner, last, head, labels = inputs()
-    found = draft_loss(
-        hidden, inner, last, head, labels, base_share=share, weighting=exponential_weights(4.0)
-    ).total
+    found = draft_loss(hidden, inner, last, head, labels, base_share=share, weighting=exponential_weights(4.0)).total
     expected = plain(hidden, inner, last, head, labels, share, 4.0)
     torch.testing.assert_close(found, expected)
     wanted = torch.autograd.grad(expected, (hidden, inner, last))
@@ -65,9 +63,7 @@ def test_domino_loss_and_gradients_are_the_formulas(share: float) -> None:
 
 def test_dflash_loss_and_gradients_are_the_formulas() -> None:
     hidden, _, _, head, labels = inputs()
-    found = draft_loss(
-        hidden, None, None, head, labels, base_share=0.7, weighting=exponential_weights(2.0)
-    ).total
+    found = draft_loss(hidden, None, None, head, labels, base_share=0.7, weighting=exponential_weights(2.0)).total
     expected = plain(hidden, None, None, head, labels, 0.0, 2.0)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, hidden), torch.autograd.grad(expected, hidden))
@@ -89,9 +85,7 @@ def test_unusable_positions_have_no_effect(weighting: object) -> None:
 def test_nothing_usable_gives_zero_and_no_nan() -> None:
     hidden, inner, last, head, labels = inputs()
     none = Labels(labels.ids, labels.probs, torch.zeros_like(labels.usable))
-    loss = draft_loss(
-        hidden, inner, last, head, none, base_share=0.2, weighting=exponential_weights(4.0)
-    ).total
+    loss = draft_loss(hidden, inner, last, head, none, base_share=0.2, weighting=exponential_weights(4.0)).total
     assert loss.item() == 0
     assert all(not grad.any() for grad in torch.autograd.grad(loss, (hidden, inner, last)))
 

@@ -17,25 +17,19 @@ CONFIG = tiny_config()
 def model(seed: int = 0, **changes: object) -> DrafterModel:
     config = tiny_config(**changes)  # type: ignore[arg-type]
     made = DrafterModel(config)
-    made.load_state_dict(
-        {n: t for n, t in tiny_tensors(config, seed=seed).items() if n not in ("d2t", "t2d")}
-    )
+    made.load_state_dict({n: t for n, t in tiny_tensors(config, seed=seed).items() if n not in ("d2t", "t2d")})
     return made.requires_grad_(False)
 
 
 @pytest.mark.parametrize("projector", ["domino", None])
 @pytest.mark.parametrize("attention_bias", [False, True])
-def test_the_state_dict_has_the_released_names_and_shapes(
-    projector: str | None, attention_bias: bool
-) -> None:
+def test_the_state_dict_has_the_released_names_and_shapes(projector: str | None, attention_bias: bool) -> None:
     config = tiny_config(projector=projector, attention_bias=attention_bias)
     state = {name: tuple(tensor.shape) for name, tensor in DrafterModel(config).state_dict().items()}
     assert state == expected_shapes(config)
 
 
-def run(
-    drafter: DrafterModel, features: torch.Tensor, blocks: torch.Tensor, anchors: torch.Tensor
-) -> torch.Tensor:
+def run(drafter: DrafterModel, features: torch.Tensor, blocks: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     return drafter(blocks, anchors, drafter.context(features))
 
 
@@ -117,9 +111,7 @@ def test_training_and_drafting_compute_the_same_logits(shift_label: bool, draft_
     trained.load_state_dict({n: t for n, t in tensors.items() if n not in ("d2t", "t2d")})
     ids = torch.tensor([42] + [config.mask_token_id] * (config.block_size - 1))
     with torch.inference_mode():
-        hidden = trained(
-            target.embed(ids)[None, None], torch.tensor([[11]]), trained.context(features[None])
-        )[0, 0]
+        hidden = trained(target.embed(ids)[None, None], torch.tensor([[11]]), trained.context(features[None]))[0, 0]
     torch.testing.assert_close(draft.hidden[0], hidden, atol=1e-4, rtol=1e-4)
     head = target.head_weight()
     rows = head if drafter.token_ids is None else head[drafter.token_ids]
