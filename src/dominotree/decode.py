@@ -220,6 +220,9 @@ class Decoder:
         return trees
 
     def _cut(self, generation: Generation, tree: Tree) -> Tree:
+        if generation.request.prune is not None:
+            with _ends([generation]):
+                tree = generation.request.prune(generation.tokens, tree)
         budget = self._budget(generation)
         if budget is None:
             return tree

@@ -112,6 +112,11 @@ class Request:
     """Asked after every token, with prompt and answer so far, whether the answer ends with it."""
     recorder: Callable[[Round], None] | None = None
     """Told of every round."""
+    prune: Callable[[Sequence[int], Tree], Tree] | None = None
+    """Given prompt and answer so far and a drafted tree, the tree without what sampling would never choose.
+
+    Only speed depends on it.
+    """
 
 
 class Generation:

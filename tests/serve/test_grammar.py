@@ -53,6 +53,25 @@ def test_answers_fit_the_schema_and_are_the_same_for_every_method(
     validate(json.loads(plain.text), SCHEMA)
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_nothing_is_verified_that_the_schema_rules_out(served: Served, temperature: float) -> None:
+    codec, target = served.engine.pair.codec, served.engine.pair.target
+    assert codec is not None
+    matcher = Grammars(codec, target.vocab_size, target.eos_token_ids).processors(SCHEMA, 0, 1)[0]._matcher
+    reply = ask(served, seed=1, temperature=temperature, return_trace=True, return_decoding_stats=True, budget=16)
+    choice = reply["choices"][0]
+    seen: list[int] = []
+    verified = 0
+    for entry in choice["trace"]:
+        paths: dict[int, list[int]] = {-1: []}
+        for i, node in enumerate(entry["nodes"]):
+            paths[i] = [*paths[node["parent"]], node["id"]]
+            assert matcher.validate_tokens([*seen, *paths[i]]) == len(seen) + len(paths[i])
+            verified += 1
+        seen += [token["id"] for token in entry["tokens"]]
+    assert 0 < verified == choice["decoding"]["nodes"] < 16 * choice["decoding"]["rounds"]
+
+
 def test_any_object_will_do_for_json_object(served: Served) -> None:
     reply = ask(served, response_format={"type": "json_object"}, n=3, seed=1, max_tokens=200)
     for choice in reply["choices"]:

@@ -44,3 +44,14 @@ def test_reordering_keeps_parents_first_and_edges_intact() -> None:
     assert moved.score == sorted(moved.score, reverse=True)
     assert moved.first(2).token == [12, 10]
     assert moved.children(-1) == [0, 1]
+
+
+def test_pruning_takes_what_hangs_below_along_and_keeps_the_rest_in_order() -> None:
+    tree = Tree([10, 11, 12, 13], [-1, 0, -1, 1], [0, 1, 0, 2], [-0.1, -0.2, -0.3, -0.4], [0.9, 0.9, 0.74, 0.8])
+    asked: list[list[int]] = []
+    kept = tree.pruned(lambda path: asked.append(path) or path != [10, 11])  # type: ignore[func-returns-value]
+    assert asked == [[10], [10, 11], [12]]  # nothing of what is below a node that is gone
+    assert kept == Tree([10, 12], [-1, -1], [0, 0], [-0.1, -0.3], [0.9, 0.74])
+    assert tree.pruned(lambda path: path[0] == 12) == Tree([12], [-1], [0], [-0.3], [0.74])
+    assert tree.pruned(lambda path: True) == tree
+    assert tree.pruned(lambda path: False) == Tree()

@@ -272,7 +272,8 @@ class Service:
             grammars = self._grammars.processors(schema, len(prompt), body.choices) if schema is not None else []
             for choice in range(body.choices):
                 sampling = body.sampling(choice, context, grammars[choice : choice + 1])
-                made.append(Decoding(prompt, sampling, drafting, reuse=True))
+                prune = grammars[choice].prune if grammars else None
+                made.append(Decoding(prompt, sampling, drafting, reuse=True, prune=prune))
         return made
 
     # From what is decoded to a reply

@@ -15,6 +15,7 @@ import torch
 
 from dominotree.errors import InvalidRequest
 from dominotree.text import TextCodec
+from dominotree.tree.tree import Tree
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -75,6 +76,11 @@ class JsonGrammar:
         if len(allowed) < len(logits):
             allowed = torch.cat([allowed, allowed.new_zeros(len(logits) - len(allowed))])
         return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+
+    def prune(self, tokens: Sequence[int], tree: Tree) -> Tree:
+        """The tree without what may not follow `tokens` (prompt and answer): rows that need not be verified."""
+        self._follow(list(tokens[self._prompt_tokens :]))
+        return tree.pruned(lambda path: bool(self._matcher.validate_tokens(path) == len(path)))
 
     def _follow(self, path: list[int]) -> None:
         common = next((i for i, (a, b) in enumerate(zip(self._seen, path, strict=False)) if a != b), None)

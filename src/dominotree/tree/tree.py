@@ -1,5 +1,6 @@
 """The draft tree: flat arrays in best-first order, batched over sequences."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp
@@ -119,9 +120,22 @@ class Tree:
         """The leading `count` nodes."""
         return Tree(self.token[:count], self.parent[:count], self.depth[:count], self.score[:count], self.given[:count])
 
+    def pruned(self, fits: Callable[[list[int]], bool]) -> "Tree":
+        """Without the nodes whose path (the tokens from depth 0 down to them) does not fit, nor what is below them."""
+        paths: dict[int, list[int]] = {-1: []}
+        for node, parent in enumerate(self.parent):
+            if parent in paths and fits(path := [*paths[parent], self.token[node]]):
+                paths[node] = path
+        kept = list(paths)[1:]
+        return self if len(kept) == len(self) else self._only(kept, self.score)
+
     def reordered(self, score: list[float]) -> "Tree":
         """The same nodes with other path scores, best first again; a child's score must not exceed its parent's."""
         order = sorted(range(len(self)), key=lambda node: -score[node])  # stable: parents stay before children
+        return self._only(order, score)
+
+    def _only(self, order: list[int], score: list[float]) -> "Tree":
+        """The nodes in `order`, parents before children, with the scores `score[node]`."""
         place = {node: i for i, node in enumerate(order)}
         return Tree(
             token=[self.token[node] for node in order],
