@@ -11,7 +11,6 @@ import pytest
 if find_spec("vllm") is not None:  # the settings are read when it is imported
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,8 @@ from targets.tiny import tiny_model
 
 SIZES: dict[str, Any] = dict(hidden_size=64, num_attention_heads=2, num_key_value_heads=1)  # heads of 32, the least
 PROPOSER = "dominotree.vllm.Proposer"
+_engines: list[Any] = []
+_done: list[Any] = []
 
 
 def write_target(folder: Path, variant: str = "llama", **changes: Any) -> Path:
@@ -48,37 +49,47 @@ def engine(target: Path, drafter: Path | str | None = None, *, budget: int = 8, 
         options |= {
             "speculative_config": {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": budget},
             "additional_config": {"dominotree": {"drafter": str(drafter), **ours}},
+            "per_request_spec_decode_metrics": "detailed",
         }
-    usual = dict(dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8, block_size=32)
+    usual: dict[str, Any] = dict(dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=8, block_size=32)
+    usual["kv_cache_memory_bytes"] = 2**28
     if not (target / "tokenizer.json").exists():
         usual["skip_tokenizer_init"] = True
     llm = LLM(str(target), disable_log_stats=False, **{**usual, **options})
+    _engines.append(llm)
     try:
         yield llm
     finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
+        _done.append(llm)
+        if len(_done) == len(_engines):  # shutting one down destroys what all of a process share
+            for each in _engines:
+                each.llm_engine.engine_core.shutdown()
+            _engines.clear()
+            _done.clear()
+            cleanup_dist_env_and_memory()
+
+
+def generate(llm: Any, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[Any]:
+    """vLLM's outputs for prompts sent together."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "detokenize": False, **sampling})
+    return list(llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False))
 
 
 def answers(llm: Any, prompts: Sequence[Sequence[int]], **sampling: Any) -> list[list[int]]:
     """Token ids of the answers to prompts sent together."""
-    from vllm import SamplingParams
+    return [list(output.outputs[0].token_ids) for output in generate(llm, prompts, **sampling)]
 
-    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "detokenize": False, **sampling})
-    outputs = llm.generate([{"prompt_token_ids": list(p)} for p in prompts], params, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+
+def accepted(outputs: Sequence[Any]) -> list[int]:
+    """Draft tokens accepted in each round with a draft, of all outputs."""
+    return [kept for output in outputs for kept in output.outputs[0].spec_decode_metrics.per_step_accepted]
 
 
 def metric(llm: Any, name: str) -> int:
-    """A counter of the engine's own."""
+    """A counter of the newest engine."""
     return sum(found.value for found in llm.get_metrics() if found.name == f"vllm:{name}")
-
-
-def accepted(llm: Any) -> tuple[int, int]:
-    """Rounds with a draft so far, and the draft tokens accepted in them."""
-    return metric(llm, "spec_decode_num_drafts"), metric(llm, "spec_decode_num_accepted_tokens")
 
 
 def random_prompts(count: int, *, longest: int = 40, vocab: int = 96) -> list[list[int]]:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 from vllm import _custom_ops as ops
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
+from dominotree.engines.vllm.internals import LAYER_ATTRIBUTES, check_attributes
 from dominotree.errors import UnsupportedEngine
 
 
@@ -33,8 +35,7 @@ class BlockLayout:
 
     def __init__(self, layer: Any) -> None:
         """Takes an attention layer with its cache; raises `UnsupportedEngine` unless a block has every number once."""
-        self.shape: torch.Size = layer.kv_cache.shape
-        _, self.kv_heads, self.block_size, width = self.shape
+        _, self.kv_heads, self.block_size, width = layer.kv_cache.shape
         slots, dims = torch.arange(self.block_size), torch.arange(width)
         number = slots[:, None] * width + dims  # keys, then values, of every token
         found = torch.zeros(number.numel(), dtype=torch.int64)
@@ -91,11 +92,10 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
 def adopt(layers: dict[str, Any]) -> None:
     """Has attention layers know trees; raises `UnsupportedEngine` for those that tree rows cannot be computed for."""
     for name, layer in layers.items():
-        impl = layer.impl
-        if type(impl) is not CPUAttentionBackendImpl:
-            raise UnsupportedEngine(
-                f"{name} attends through {type(impl).__name__}, which takes no trees; use mode chain"
-            )
+        impl = getattr(layer, "impl", layer)
+        if type(layer) is not Attention or type(impl) is not CPUAttentionBackendImpl:
+            raise UnsupportedEngine(f"{name} uses {type(impl).__name__}, which takes no trees; use mode chain")
+        check_attributes(layer, LAYER_ATTRIBUTES)
         odd = {
             "ALiBi": impl.alibi_slopes is not None,
             "a sliding window": impl.sliding_window != -1,

@@ -1,9 +1,7 @@
-"""What is refused, by name: other versions of vLLM, options that cannot be served exactly, internals that moved."""
+"""What is refused, by name: other versions of vLLM, and options that cannot be served exactly."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from inspect import signature
 from typing import Any
 
 from dominotree.engines.vllm.settings import Settings
@@ -23,7 +21,7 @@ def check_config(config: Any, settings: Settings) -> None:
         raise UnsupportedEngine(f"vLLM is {vllm.__version__}; dominotree was proven with {', '.join(VERSIONS)} only")
     refused = [name for name, present in _options(config, settings).items() if present]
     if refused:
-        raise UnsupportedEngine(f"{', '.join(refused)} cannot be used with dominotree in vLLM; leave out")
+        raise UnsupportedEngine(f"dominotree does not work in vLLM with {', '.join(refused)}; leave it out")
 
 
 def check_worker(config: Any, settings: Settings) -> None:
@@ -34,37 +32,6 @@ def check_worker(config: Any, settings: Settings) -> None:
             f"mode tree runs in {WORKER} and the worker is {worker}: let VLLM_PLUGINS name dominotree too, "
             f"give --worker-cls {WORKER}, or use mode chain"
         )
-
-
-def check_internals() -> None:
-    """Raises `UnsupportedEngine` where a name inside vLLM that mode tree relies on is missing or takes other things."""
-    for path, expected in INTERNALS.items():
-        module, _, names = path.partition(":")
-        try:
-            found: Any = import_module(module)
-            for name in names.split("."):
-                found = getattr(found, name)
-        except (ImportError, AttributeError):
-            raise UnsupportedEngine(f"vLLM has no {path}, which mode tree relies on; use mode chain") from None
-        taken = tuple(name for name in signature(found).parameters if name != "self") if expected is not None else None
-        if taken != expected:
-            takes, expects = ", ".join(taken or ()), ", ".join(expected or ())
-            raise UnsupportedEngine(
-                f"vLLM's {path} takes ({takes}), not ({expects}) as mode tree expects; use mode chain"
-            )
-
-
-_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
-INTERNALS: dict[str, tuple[str, ...] | None] = {
-    "vllm.v1.worker.cpu_worker:CPUModelRunner": ("vllm_config", "device"),
-    "vllm.v1.worker.cpu_worker:CPUWorker.init_device": (),
-    _RUNNER + "_prepare_inputs": ("scheduler_output", "num_scheduled_tokens"),
-    _RUNNER + "execute_model": ("scheduler_output", "intermediate_tensors"),
-    _RUNNER + "_sample": ("logits", "spec_decode_metadata"),
-    _RUNNER + "_input_fits_in_drafter": ("common_attn_metadata",),
-    _RUNNER + "_setup_eagle3_aux_hidden_state_outputs": (),
-}
-"""Names mode tree relies on -> the parameters it expects there, None where that does not matter."""
 
 
 def _options(config: Any, settings: Settings) -> dict[str, bool]:
@@ -78,10 +45,10 @@ def _options(config: Any, settings: Settings) -> dict[str, bool]:
         "the V2 model runner": config.use_v2_model_runner,
         "asynchronous scheduling": bool(config.scheduler_config.async_scheduling),
         "a KV connector": config.kv_transfer_config is not None,
-        "a quantised KV cache": cache.cache_dtype != "auto",
+        "a quantised KV cache": cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")),
         "kv_sharing_fast_prefill": cache.kv_sharing_fast_prefill,
         "prompt embeddings": model.enable_prompt_embeds,
-        "a thinking budget": config.reasoning_config is not None,
+        "a reasoning config (thinking budgets)": config.reasoning_config is not None,
         "rejection_sample_method": spec.rejection_sample_method != "standard",
         "num_speculative_tokens_per_batch_size": spec.num_speculative_tokens_per_batch_size is not None,
         "an encoder-decoder": model.is_encoder_decoder,
@@ -89,7 +56,8 @@ def _options(config: Any, settings: Settings) -> dict[str, bool]:
         "a pooling model": model.runner_type != "generate",
         "recurrent state": model.has_inner_state or model.is_hybrid,
         "latent attention (MLA)": model.use_mla,
+        "M-RoPE": model.uses_mrope,
         "a sliding window": model.get_sliding_window() is not None,
-        "a device other than the CPU (mode tree)": tree and config.device_config.device_type != "cpu",
-        "compilation (mode chain; give --enforce-eager)": not tree and not model.enforce_eager,
+        "a device other than the CPU in mode tree": tree and config.device_config.device_type != "cpu",
+        "compilation in mode chain (give --enforce-eager)": not tree and not model.enforce_eager,
     }

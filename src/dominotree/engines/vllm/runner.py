@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from dominotree.engines.vllm.attention import BlockLayout, TreeRows, adopt
 from dominotree.engines.vllm.context import slots_of
+from dominotree.engines.vllm.internals import RUNNER_ATTRIBUTES, check_attributes
 from dominotree.engines.vllm.proposer import Proposer, Root
 from dominotree.engines.vllm.walk import Walk, walk_trees
 from dominotree.errors import UnsupportedEngine
@@ -32,6 +33,7 @@ class TreeRunner(CPUModelRunner):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        check_attributes(self, RUNNER_ATTRIBUTES)
         self.use_aux_hidden_state_outputs = True
         self._drafted: dict[str, Tree] = {}
         self._walks: list[Walk] = []
@@ -42,7 +44,7 @@ class TreeRunner(CPUModelRunner):  # type: ignore[misc]
         """Loads target and drafter; raises `UnsupportedEngine` for attention that takes no trees."""
         super().load_model(load_dummy_weights)
         layers = self.compilation_config.static_forward_context
-        self._attention = {name: layer for name, layer in layers.items() if isinstance(layer, Attention)}
+        self._attention = {name: layer for name, layer in layers.items() if isinstance(layer, AttentionLayerBase)}
         adopt(self._attention)
 
     def _setup_eagle3_aux_hidden_state_outputs(self) -> None:

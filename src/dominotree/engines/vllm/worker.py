@@ -7,7 +7,7 @@ from typing import Any
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from dominotree.engines.vllm.checks import check_internals
+from dominotree.engines.vllm.internals import check_internals
 from dominotree.engines.vllm.runner import TreeRunner
 
 
