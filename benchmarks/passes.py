@@ -66,6 +66,7 @@ def main() -> None:
     onednn = [torch.ops.mkldnn._reorder_linear_weight(w, 16) for w in plain] if packs else []
     print("linear layers      " + "".join(f"{rows:>8} rows" for rows in args.rows))
     table: dict[str, list[str]] = {"ours": [], "oneDNN": [], "plain": []}
+    kinds = [kind for kind in table if packs or kind != "oneDNN"]
     for rows in args.rows:
         inputs = {width: torch.randn(rows, width).to(dtype) for width in {w.shape[1] for w in plain}}
 
@@ -82,7 +83,7 @@ def main() -> None:
                 F.linear(inputs[weight.shape[1]], weight)
 
         calls = [run_ours, *([run_onednn] if packs else []), run_plain]
-        for name, ms in zip([n for n in table if packs or n != "oneDNN"], medians(calls, args.repeats), strict=True):
+        for name, ms in zip(kinds, medians(calls, args.repeats), strict=True):
             table[name].append(f"{ms:13.1f}")
     for name, cells in table.items():
         print(f"  {name:<17}" + ("".join(cells) or "does not do this dtype here"))
@@ -100,9 +101,8 @@ def main() -> None:
         kept = 2 * cache.keys[:, 0, :, :context].numel() * cache.keys.element_size()
         least = (weights + kept) / read / 1e6
         ratios = ", ".join(f"{rows} rows {ms / spent[0]:.2f}x" for rows, ms in zip(args.rows, spent, strict=True))
-        print(
-            f"context {context}: {args.rows[0]} row {spent[0]:.1f} ms, {ratios}; {least / spent[0]:.2f} of memory's limit"
-        )
+        limit = f"{least / spent[0]:.2f} of memory's limit"
+        print(f"context {context}: {args.rows[0]} rows {spent[0]:.1f} ms, {ratios}; {limit}")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Drafter:
         self.token_ids = self._draft_tokens(tensors)
         self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
         head = target.head_weight()
-        self._head = Linear(head if self.token_ids is None else head[self.token_ids])
+        self._head = Linear(head if self.token_ids is None else head[self.token_ids], dtype=dtype)
         self.head = self._correction_head(tensors) if config.is_domino else None
         self._attention = attention_kind(dtype, device)
         self._rope: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -43,7 +43,8 @@ class DecoderTarget:
         self._kind = attention_kind(dtype, device, exact)
         self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
         weights = Weights(tensors, dtype, device, owner="the target")
-        self._embedding = weights.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        embedding = weights.stored("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        self._embedding = embedding.clone()  # a view would keep the whole file mapped
         shape = LayerShape(
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -61,8 +62,8 @@ class DecoderTarget:
         tied = config.tie_embeddings or "lm_head.weight" not in tensors
         if tied and not config.tie_embeddings:
             raise UnsupportedModel("lm_head.weight is missing though tie_word_embeddings is false")
-        self._head_weight = self._embedding if tied else weights.take("lm_head.weight", self._embedding.shape)
-        self._head = Linear(self._head_weight)
+        self._head_weight = self._embedding if tied else weights.stored("lm_head.weight", self._embedding.shape)
+        self._head = Linear(self._head_weight, dtype=dtype)
         linears = [self._head, *(linear for layer in self._layers.layers for linear in layer.linears())]
         self._least_rows = max(linear.least_rows for linear in linears)
         self.row_invariant = all(linear.row_invariant for linear in linears) and self._kind is not TorchAttention
@@ -78,7 +79,7 @@ class DecoderTarget:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """See `Target.embed`."""
-        return F.embedding(token_ids, self._embedding)
+        return F.embedding(token_ids, self._embedding).to(self.dtype)
 
     def head_weight(self) -> torch.Tensor:
         """See `Target.head_weight`."""

@@ -48,6 +48,16 @@ class Weights:
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor `name`; raises `UnsupportedModel` when it is missing or of another shape."""
+        return self._checked(name, shape).to(self._device, self._dtype)
+
+    def stored(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """As `take`, but bf16 is left as it is for fp32 on a CPU: the same numbers in half the memory."""
+        tensor = self._checked(name, shape)
+        if self._device.type == "cpu" and (tensor.dtype, self._dtype) == (torch.bfloat16, torch.float32):
+            return tensor
+        return tensor.to(self._device, self._dtype)
+
+    def _checked(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise UnsupportedModel(f"tensor {name} is missing from the weights of {self._owner}")
@@ -55,13 +65,13 @@ class Weights:
             raise UnsupportedModel(
                 f"tensor {name} of {self._owner} has shape {tuple(tensor.shape)}; its config says {tuple(shape)}"
             )
-        return tensor.to(self._device, self._dtype)
+        return tensor
 
     def linear(self, names: Sequence[str], outs: Sequence[int], width: int, bias: bool = False) -> Linear:
         """The linear layers `names` stacked into one."""
-        weight = [self.take(f"{name}.weight", (out, width)) for name, out in zip(names, outs, strict=True)]
+        weight = [self.stored(f"{name}.weight", (out, width)) for name, out in zip(names, outs, strict=True)]
         biases = [self.take(f"{name}.bias", (out,)) for name, out in zip(names, outs, strict=True)] if bias else []
-        return Linear(torch.cat(weight), torch.cat(biases) if bias else None)
+        return Linear(torch.cat(weight), torch.cat(biases) if bias else None, dtype=self._dtype)
 
 
 def read_layer(weights: Weights, prefix: str, shape: LayerShape) -> Layer:

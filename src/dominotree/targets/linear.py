@@ -13,7 +13,7 @@ from dominotree.machine import cpu_has_bf16
 
 
 class Linear:
-    """`x @ weight.T + bias` for `x` `[rows, in]` of the weight's dtype.
+    """`x @ weight.T + bias` for `x` `[rows, in]` of `dtype`, by default the weight's; the weight may be narrower.
 
     On a CPU the weight is packed once so that it is read at the speed of memory and a row gets the same bits whatever
     rows share the pass (`row_invariant`): for oneDNN where the processor multiplies bf16 itself and that is the dtype,
@@ -21,17 +21,21 @@ class Linear:
     those of any model published in bf16: the same fp32 results from half the memory. Elsewhere it is a plain matmul.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, dtype: torch.dtype | None = None
+    ) -> None:
+        dtype = dtype or weight.dtype
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self.kernel: native.Linear | None = None
         """What the C kernels need of it; None where they do not compute it."""
         self._onednn = False
-        if weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16):
-            if native.available() and not (weight.dtype == torch.bfloat16 and onednn_works(torch.bfloat16)):
-                self._pack(weight)
+        if weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
+            if native.available() and not (dtype == torch.bfloat16 and onednn_works(torch.bfloat16)):
+                self._pack(weight if weight.dtype == torch.bfloat16 else weight.to(dtype))
                 return
-            self._onednn = onednn_works(weight.dtype)
+            self._onednn = onednn_works(dtype)
+        weight = weight.to(dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self._onednn else weight
 
     @property
@@ -59,9 +63,9 @@ class Linear:
         return self._pointwise(x)
 
     def _pack(self, weight: torch.Tensor) -> None:
-        narrow = weight.to(torch.bfloat16)
-        if torch.equal(narrow.to(weight.dtype), weight):
-            weight = narrow
+        if weight.dtype != torch.bfloat16:
+            narrow = weight.to(torch.bfloat16)
+            weight = narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
         weight = weight.contiguous()
         lanes = native.library().dt_lanes()
         self._weight = weight.new_empty(-(-self.out_features // lanes) * lanes * self.in_features)
