@@ -125,7 +125,8 @@ def test_a_client_that_leaves_frees_its_slot_within_a_round_or_two(stream: bool)
 def leave_open(served: Served, body: dict[str, Any]) -> socket.socket:
     """Sends a request over a connection that the caller may close whenever it likes."""
     content = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}"
     client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
     client.sendall(head.encode() + b"\r\n\r\n" + content)
     return client
