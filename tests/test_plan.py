@@ -79,7 +79,7 @@ def test_a_lone_client_gets_what_profile_and_acceptance_predict(budget: int) -> 
     outcome = served(
         budget, Load(clients=1, requests=4, prompt=(64, 64), answer=(tokens, tokens)), acceptance=recorded([lists])
     )
-    each = costs.round(budget, 64)[-1] if budget else costs.plain(64)
+    each = costs.round(budget, 64)[-1] if budget else costs.verify(1, 64)[0]
     per_round = sum(lists[budget]) / len(lists[budget]) if budget else 1
     decoding = (tokens - 1) / per_round * each / 1000
     encoding = float(costs.verify(64, 0)[-1]) / 1000
@@ -93,11 +93,13 @@ def test_a_lone_client_gets_what_profile_and_acceptance_predict(budget: int) -> 
 def test_a_round_of_one_costs_what_the_profile_says_and_budget_0_is_plain_decoding() -> None:
     costs = profile(by_context=0.01)
     for context in (64, 256, 512):
-        assert Fleet(costs, THREE, 0).round(1, context) == pytest.approx((0, costs.plain(context)))
-        assert Fleet(costs, THREE, 16).round(1, context) == pytest.approx((16, costs.round(16, context)[-1]))
-        rows = costs.verify(6 * 5, context)  # five sequences: the rest of a round grows as the drafter's rows do
-        expected = rows[4] + costs.rest_ms * rows[6 * 5 - 1] / rows[5]
-        assert Fleet(costs, THREE, 0).round(5, context) == pytest.approx((0, expected))
+        plain, trees = Fleet(costs, THREE, 0), Fleet(costs, THREE, 16, max_rows=15)
+        for sequences in (1, 5):  # plainly a round is the pass and nothing else
+            assert plain.round(sequences, context) == pytest.approx((0, costs.verify(5, context)[sequences - 1]))
+        assert trees.round(1, context) == pytest.approx((16, costs.round(16, context)[-1]))
+        verify = costs.verify(15, context)
+        drafting = (costs.draft(context) + costs.rest_ms) * verify[4] / verify[0] + costs.build(5 * 16)
+        assert trees.round(5, context) == pytest.approx((2, verify[14] + drafting))
 
 
 def test_more_load_never_lowers_throughput_and_never_shortens_a_request() -> None:

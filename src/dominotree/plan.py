@@ -27,7 +27,7 @@ ASSUMPTIONS = (
     "nodes of all, which accepts more",
     "between recorded budgets acceptance is linear",
     "a pass over several sequences costs what the profile says of as many rows of one, at their mean context; drafting "
-    "and the rest of a round grow with the sequences as a pass over the drafter's rows does",
+    "and the drafter's context grow with the sequences as a pass over one row of each does, building with their nodes",
     "no prompt has anything cached, no request is cancelled, nothing fails, networks and tokenizers cost nothing",
 )
 
@@ -171,13 +171,13 @@ class Fleet:
         return max(range(self.budget + 1), key=lambda nodes: tau(nodes) / ms(sequences, nodes, context))
 
     def _ms(self, sequences: int, nodes: float, context: int) -> float:
-        costs, block = self.costs, int(self.costs.key["drafter"][1])
-        rows = max(1, round(sequences * (1 + nodes)))
-        verify = costs.verify(max(rows, sequences * block), context)
-        growth = verify[sequences * block - 1] / verify[block - 1]
-        draft = costs.draft(context) if self.budget else 0.0
-        build = costs.build(sequences * self.budget) if self.budget else 0.0
-        return float(verify[rows - 1] + growth * (draft + costs.rest_ms) + build)
+        costs, rows = self.costs, max(1, round(sequences * (1 + nodes)))
+        verify = costs.verify(max(rows, sequences), context)
+        if not self.budget:  # what is left of a round is the drafter's
+            return float(verify[rows - 1])
+        growth = verify[sequences - 1] / verify[0]
+        drafting = growth * (costs.draft(context) + costs.rest_ms) + costs.build(sequences * self.budget)
+        return float(verify[rows - 1] + drafting)
 
 
 @dataclass(frozen=True)
