@@ -19,7 +19,7 @@ def main() -> None:
     for name, method in dt.METHODS.items():
         if method.rule != "fixed":
             continue  # cost-aware methods need `dominotree profile` first
-        outputs = [pair.generate(prompt, method=name, max_new_tokens=40) for prompt in PROMPTS]
+        outputs = [pair.generate(prompt, method=name, max_new_tokens=32) for prompt in PROMPTS]
         tokens = [output.token_ids for output in outputs]
         plain = plain or tokens  # ar is the first method
         tau = statistics.mean(output.stats.mean_accepted for output in outputs)

@@ -8,6 +8,7 @@ import runpy
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -105,9 +106,14 @@ def spans(program: str) -> list[Any]:
     ]
 
 
+@cache
+def root_command() -> Any:
+    return typer.main.get_command(app)
+
+
 def parse(call: list[str], *, whole: bool) -> None:
     """Parses as the command would, and runs nothing; unless `whole`, arguments may be missing."""
-    command: Any = typer.main.get_command(app)
+    command = root_command()
     arguments = list(call)
     while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
         name = arguments.pop(0)
@@ -117,9 +123,10 @@ def parse(call: list[str], *, whole: bool) -> None:
     command.make_context("dominotree", arguments, resilient_parsing=bool(asks_for_help) or not whole)
 
 
+@cache
 def all_options() -> set[str]:
     found: set[str] = set()
-    waiting: list[Any] = [typer.main.get_command(app)]
+    waiting = [root_command()]
     while waiting:
         command = waiting.pop()
         waiting += getattr(command, "commands", {}).values()
