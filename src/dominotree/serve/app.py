@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -41,7 +42,12 @@ from dominotree.serve.tools import ToolReader, tool_format
 
 log = logging.getLogger("dominotree.serve")
 
+T = TypeVar("T")
+
 CLIENT_GONE = 499
+_TEXT_THREADS = 2
+"""One more than one, so that a long text does not hold up short ones; no more, since the allocator keeps for every
+thread the memory that the longest text took there, and since they share the processor with the engine."""
 _ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"),
     *("/methods", "/health", "/health/live", "/health/ready", "/metrics"),
@@ -127,6 +133,7 @@ class Service:
         codec = engine.pair.codec
         assert codec is not None
         self._codec = codec
+        self._workers = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="dominotree-text")
         self._tool_format = tool_format(settings.tool_format, codec)
         target = engine.pair.target
         self._grammars = Grammars(codec, target.vocab_size, target.eos_token_ids)
@@ -140,10 +147,10 @@ class Service:
         self._check_model(body.model)
         try:
             body.check()
-            prompt = await asyncio.to_thread(
+            prompt = await self._apart(
                 self._chat_ids, body.messages, body.offered_tools, body.chat_template_kwargs or {}
             )
-            requests = await asyncio.to_thread(self._requests, body, [prompt])
+            requests = await self._apart(self._requests, body, [prompt])
             call = await self.engine.submit(requests, trace=bool(body.return_trace))
         except Exception as error:
             raise api_error(error, prompt_field="messages") from error
@@ -154,8 +161,8 @@ class Service:
         self._check_model(body.model)
         try:
             body.check()
-            prompts = await asyncio.to_thread(self._text_ids, body.prompts())
-            requests = await asyncio.to_thread(self._requests, body, prompts)
+            prompts = await self._apart(self._text_ids, body.prompts())
+            requests = await self._apart(self._requests, body, prompts)
             call = await self.engine.submit(requests, trace=bool(body.return_trace))
         except Exception as error:
             raise api_error(error, prompt_field="prompt") from error
@@ -208,9 +215,9 @@ class Service:
         try:
             if body.messages is not None:
                 tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
-                found = await asyncio.to_thread(self._chat_ids, body.messages, tools, body.chat_template_kwargs or {})
+                found = await self._apart(self._chat_ids, body.messages, tools, body.chat_template_kwargs or {})
             else:
-                found = await asyncio.to_thread(self._codec.encode, body.prompt or "")
+                found = await self._apart(self._codec.encode, body.prompt or "")
         except Exception as error:
             raise api_error(error, prompt_field="messages" if body.messages else "prompt") from error
         return {"tokens": found, "count": len(found), "max_model_len": self.engine.decoder.context}
@@ -222,7 +229,7 @@ class Service:
         wrong = next((token for token in body.tokens if token >= size), None)
         if wrong is not None:
             raise invalid(f"tokens holds {wrong}; ids from 0 to {size - 1} are expected", param="tokens")
-        return _json({"prompt": await asyncio.to_thread(self._codec.decode, body.tokens)})
+        return _json({"prompt": await self._apart(self._codec.decode, body.tokens)})
 
     async def health(self) -> Response:
         """Whether the engine lives, and whether it takes requests: 503 where not."""
@@ -244,6 +251,10 @@ class Service:
         return Response(self.engine.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     # From a request to what is decoded
+
+    async def _apart(self, work: Callable[..., T], *args: object) -> T:
+        """What may take long, such as the tokens of a long text, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *args)
 
     def _check_model(self, wanted: str | None) -> None:
         if wanted is not None and wanted not in (self._model, self.engine.pair.name):

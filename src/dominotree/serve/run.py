@@ -18,6 +18,9 @@ from dominotree.errors import InvalidRequest
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MARGIN_S = 5.0
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection, or a request could meet one that is just being closed here: uvicorn's
+own 5 s are also those of httpx, and so of the openai client."""
 
 
 class Server(uvicorn.Server):
@@ -33,6 +36,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(self.grace_s + _MARGIN_S),
             )
         )
