@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cli.conftest import Run, bare, drafter, model, run
-from dominotree.batch import OPTIONS, Job, Line, line_seed, records, room
+from dominotree.batch import OPTIONS, Job, Line, _answered, line_seed, records, room
 from dominotree.decode import Decoder
 from dominotree.pair import Pair, load
 from dominotree.sampling import Sampler, SamplingParams
@@ -178,12 +178,11 @@ def whole(run: Run, folder: Path) -> bytes:
 
 def test_a_run_goes_on_where_it_ended(run: Run, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, before = whole(run, begun), read(begun / "out.jsonl.part")[1:]
-    added = []
-    add = Decoder.add
-    monkeypatch.setattr(Decoder, "add", lambda self, request: (added.append(1), add(self, request))[1])
+    made = []
+    monkeypatch.setattr("dominotree.batch._answered", lambda *given: (made.append(1), _answered(*given))[1])
     assert run("batch", begun / "in.jsonl", begun / "out.jsonl", *COMMON).exit_code == 0
     assert (begun / "out.jsonl").read_bytes() == expected
-    assert len(added) == len(LINES) - len(before)
+    assert len(made) == len(LINES) - len(before)
     assert {path.name for path in begun.iterdir()} == {"in.jsonl", "out.jsonl", "whole.jsonl"}
 
 
@@ -252,6 +251,7 @@ def test_an_output_that_is_there_is_not_written_over(run: Run, tmp_path: Path) -
         (("empty.jsonl", "out.jsonl"), "has no lines"),
         (("in.jsonl", "none/out.jsonl"), "does not exist"),
         (("in.jsonl", "in.jsonl"), "is there already"),
+        (("in.jsonl", "out.jsonl", "--method", "adaptive"), "needs a cost profile"),
         (("in.jsonl", "out.jsonl", "--workers", 2), "--workers has no effect without --ray"),
     ],
 )

@@ -202,7 +202,10 @@ def _step(decoder: Decoder, running: Iterable[Generation]) -> DominoTreeError | 
 
 
 def room(pair: Pair, lines: Iterable[Line], job: Job, drafting: Drafting) -> Decoder:
-    """A decoder of at most `pair.max_batch` slots in which every line that can run has room."""
+    """A decoder of at most `pair.max_batch` slots in which every line that can run has room.
+
+    Raises `InvalidRequest` where no line can be drafted for as `drafting` says.
+    """
     longest, most, count = Request([0], SamplingParams(max_new_tokens=1), drafting), 0, 0
     for line in lines:
         count += 1
@@ -211,7 +214,9 @@ def room(pair: Pair, lines: Iterable[Line], job: Job, drafting: Drafting) -> Dec
             tokens = len(request.prompt) + request.sampling.max_new_tokens
             if tokens > most:
                 longest, most = request, tokens
-    return pair.decoder([longest] * max(1, min(count, pair.max_batch)))
+    decoder = pair.decoder([longest] * max(1, min(count, pair.max_batch)))
+    decoder.abort(decoder.add(longest))  # what it refuses is wrong with the job, not with a line
+    return decoder
 
 
 def _answered(line: Line, output: Output) -> Record:

@@ -37,10 +37,13 @@ class Worker:
 
     def __call__(self, block: dict[str, Any]) -> dict[str, Any]:
         """A block's records as JSON, or what is wrong with the worker."""
-        if self._fault:
-            return {"record": [""], "fault": [self._fault]}
         lines = [Line(int(number), text) for number, text in zip(block["number"], block["text"], strict=True)]
-        decoder = room(self._pair, lines, self._job, self._drafting)
+        try:
+            if self._fault:
+                raise DominoTreeError(self._fault)
+            decoder = room(self._pair, lines, self._job, self._drafting)
+        except DominoTreeError as error:
+            return {"record": [""], "fault": [str(error)]}
         found = [json.dumps(r) for r in records(self._pair, lines, self._job, self._drafting, decoder)]
         return {"record": found, "fault": [""] * len(found)}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import drafter, model
+from cli.conftest import bare, drafter, model, run
 
-__all__ = ["drafter", "model"]
+__all__ = ["bare", "drafter", "model", "run"]
 
 TESTS = Path(__file__).parents[2]
 

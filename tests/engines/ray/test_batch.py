@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("ray.data", reason="needs Ray; `make test-ray` runs this in an environment of its own")
 
+from cli.conftest import Run
 from dominotree.batch import Job, Line, records, room
 from dominotree.engines.ray_batch import spread
 from dominotree.errors import DominoTreeError, ModelNotFound
@@ -54,3 +55,17 @@ def test_a_worker_that_cannot_load_ends_the_run_with_one_line(cluster: Any, tmp_
     with pytest.raises(ModelNotFound) as alone:
         load(target=str(tmp_path / "none"))
     assert str(caught.value) == str(alone.value)
+
+
+def test_the_command_writes_the_same_bytes_on_a_cluster_as_here(
+    cluster: Any, run: Run, bare: Run, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"\n".join(line.text for line in some_lines(12)))
+    args = ("--temperature", 0.8, "--max-new-tokens", 10, "--max-batch", 2)
+    for name, more in (("here", ()), ("spread", ("--ray", "--workers", 2))):
+        result = run("batch", source, tmp_path / f"{name}.jsonl", *args, *more)
+        assert result.exit_code == 3, result.stderr  # one line is wrong
+    assert (tmp_path / "spread.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
+    refused = bare("batch", source, tmp_path / "none.jsonl", "--target", tmp_path / "none", "--ray")
+    assert refused.exit_code == 1 and refused.stderr.count("\n") == 1
