@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "dominotree"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
 RUN = ("README.md", "docs/index.md", "docs/lossless.md", "docs/api.md")  # pages whose Python needs no more than a pair
-OTHERS_OPTIONS = ("docs/vllm.md", "docs/ray.md")  # pages that name options of other programs
+OTHERS_OPTIONS = ("docs/vllm.md",)  # pages that name options of other programs
 
 
 def name_of(page: Path) -> str:
