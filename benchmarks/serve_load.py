@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import dominotree as dt
 
 CHAT = "/v1/chat/completions"
+LONG_SOAK_S = 60  # shorter ones say nothing about memory, which grows while a server gets warm
 OPENINGS = [
     "Explain to a ten-year-old how rain comes about.",
     "Write a Python function that reverses a linked list.",
@@ -364,7 +365,7 @@ def endure(
     if not engine.ready:
         faults.append("the engine is not ready any more")
     middle, late = (statistics.median(memory[len(memory) * a // 10 :][: len(memory) // 10 + 1]) for a in (5, 9))
-    if late > 1.1 * middle:
+    if args.soak >= LONG_SOAK_S and late > 1.1 * middle:
         faults.append(f"memory still grows: {middle:.0f} MiB in the middle, {late:.0f} MiB at the end")
     print(f"{clients} clients, {args.soak:.0f} s: " + ", ".join(f"{n} {kind}" for kind, n in happened.most_common()))
     print(f"resident MiB: start {start:.0f}, middle {middle:.0f}, end {late:.0f}, most {max(memory):.0f}")
