@@ -49,8 +49,10 @@ class OracleDrafter(Drafter):
         self._weights = (right, sibling, wrong)
         self._rng = random.Random(seed)
 
-    def draft(self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int]) -> Draft:
-        draft = super().draft(cache, slots, roots)
+    def draft(
+        self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int], *, depths: int | None = None
+    ) -> Draft:
+        draft = super().draft(cache, slots, roots, depths=depths)
         base = torch.randn(draft.base.shape)
         vocab = base.shape[-1]
         for row, slot in enumerate(slots):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -174,3 +175,34 @@ def test_logprobs_are_those_of_the_raw_distribution(target, answer) -> None:  # 
             assert found.token == tokens[len(PROMPT) + i]
             assert found.logprob == pytest.approx(float(row[found.token]), abs=1e-4)
             assert [t for t, _ in found.top] == row.topk(sampling["logprobs"]).indices.tolist()
+
+
+@pytest.mark.parametrize("shift_label", [True, False])
+def test_no_more_depths_are_drafted_than_the_tree_has_nodes(shift_label: bool) -> None:
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target, shift_label=shift_label)
+    cache = drafter.new_cache(1, 32)
+    whole = drafter.draft(cache, [0], [5])
+    for depths in (1, 3, whole.base.shape[1], 40):
+        draft = drafter.draft(cache, [0], [5], depths=depths)
+        drafted = min(depths, drafter.draft_length)
+        assert draft.base.shape[1] == draft.hidden.shape[1] == drafted
+    pair_drafts: list[int] = []
+    honest = drafter.draft
+
+    def spy(*args: Any, depths: int | None = None) -> Any:
+        assert depths is not None
+        pair_drafts.append(depths)
+        return honest(*args, depths=depths)
+
+    drafter.draft = spy  # type: ignore[method-assign]
+    for method, budget, expected in (
+        ("dominotree", 2, 2),
+        ("dominotree", 40, drafter.draft_length),
+        ("domino", None, drafter.draft_length),
+    ):
+        pair_drafts.clear()
+        Decoder(target, drafter, max_nodes=64, context=64).run(
+            [Request([4, 5, 6], SamplingParams(max_new_tokens=12, ignore_eos=True), Drafting(method, budget))]
+        )
+        assert set(pair_drafts) == {expected}

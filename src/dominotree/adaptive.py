@@ -40,7 +40,7 @@ class Pace:
 
     def drafted(self, gain: float, nodes: int) -> None:
         """A round drafted, and its best tree, of so many nodes, was worth `gain` times plain decoding."""
-        self.room = max(8, 2 * nodes)
+        self.room = max(4, 2 * nodes)
         self.gain += 0.3 * (gain - self.gain)
         self.patience = 1 if self.gain >= 1 else min(2 * self.patience, 16) if self.waited else self.patience
         self.waited = 0

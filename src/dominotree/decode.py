@@ -198,7 +198,8 @@ class Decoder:
         for generation in batch:
             root = len(generation.tokens) - 1
             assert self._cache.lengths[_slot(generation)] == self._drafts.lengths[_slot(generation)] == root
-        return self.drafter.draft(self._drafts, [_slot(g) for g in batch], [g.tokens[-1] for g in batch])
+        depths = max(_most_depth(g, self.drafter.draft_length) for g in batch)
+        return self.drafter.draft(self._drafts, [_slot(g) for g in batch], [g.tokens[-1] for g in batch], depths=depths)
 
     def _build(self, batch: Sequence[Generation], draft: Draft | None) -> dict[int, Tree]:
         """The tree of each sequence that drafts; requests with equal drafting are built together."""
@@ -394,6 +395,13 @@ def _record(
             path = [row - rows[0] - 1 for row in rows[1:]]
             tokens = generation.tokens[-generation.stats.accepted[-1] :]
             generation.request.recorder(Round(trees.get(id(generation), NO_TREE), path, tokens, watch.stage_ms))
+
+
+def _most_depth(generation: Generation, draft_length: int) -> int:
+    """Depths that the next tree can reach: one for each of its nodes at most."""
+    if generation.request.drafting.kind.shape == "chain":
+        return draft_length
+    return min(draft_length, max(1, generation.most_nodes))
 
 
 def _segment(generation: Generation, tree: Tree) -> Segment:

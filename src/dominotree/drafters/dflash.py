@@ -141,21 +141,28 @@ class Drafter:
         return rotate(keys, cos, sin), values
 
     @torch.inference_mode()
-    def draft(self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int]) -> Draft:
-        """One pass of the backbone over `[root, MASK, MASK, ...]` behind each slot's context."""
+    def draft(
+        self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int], *, depths: int | None = None
+    ) -> Draft:
+        """One pass of the backbone over `[root, MASK, MASK, ...]` behind each slot's context.
+
+        `depths` leaves out the masks of depths from there on; None: all K are drafted.
+        """
         c, device, batch = self.config, self.target.device, len(slots)
         assert self._rope is not None, "new_cache comes first"
         root_ids = torch.tensor(roots, device=device)
-        block = torch.full((batch, c.block_size), c.mask_token_id, device=device)
+        depths = c.draft_length if depths is None else min(depths, c.draft_length)
+        size = c.block_size - c.draft_length + depths
+        block = torch.full((batch, size), c.mask_token_id, device=device)
         block[:, 0] = root_ids
-        rows = Rows.blocks(slots, [cache.lengths[slot] for slot in slots], c.block_size)
+        rows = Rows.blocks(slots, [cache.lengths[slot] for slot in slots], size)
         attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)
         x = self.target.embed(block.flatten())
         x, _ = self._layers(x, attend)
-        hidden = normalise(x, self._norm, c.rms_norm_eps).view(batch, c.block_size, -1)
+        hidden = normalise(x, self._norm, c.rms_norm_eps).view(batch, size, -1)
         if not c.shift_label:
             hidden = hidden[:, 1:]
-        base = self._head(hidden.flatten(0, 1)).float().view(batch, self.draft_length, -1)
+        base = self._head(hidden.flatten(0, 1)).float().view(batch, depths, -1)
         return Draft(root_ids, hidden, base)
 
     def _correction_head(self, tensors: Mapping[str, torch.Tensor]) -> DominoHead:
