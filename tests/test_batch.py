@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from cli.conftest import Run, bare, drafter, model, run
-from dominotree.batch import OPTIONS, Job, Line, _answered, line_seed, records, room
+from dominotree.batch import OPTIONS, Job, Line, Results, _answered, line_seed, records, room
 from dominotree.decode import Decoder
+from dominotree.errors import InvalidRequest
 from dominotree.pair import Pair, load
 from dominotree.sampling import Sampler, SamplingParams
 
@@ -194,6 +195,27 @@ def test_a_last_line_that_was_cut_off_is_decoded_again(run: Run, begun: Path, to
     assert (begun / "out.jsonl").read_bytes() == whole(run, begun)
 
 
+def test_a_part_can_be_cut_off_again_and_again(tmp_path: Path) -> None:
+    output, sizes = tmp_path / "out.jsonl", []
+    for number in (1, 2, 3, 3):
+        with Results(output, {"seed": 1}) as results:
+            sizes.append(len(results))
+            results.write({"line": number, "text": "x" * 50})
+            results.write({"line": number + 1, "text": "y" * 50})
+        part = output.with_name("out.jsonl.part")
+        part.write_bytes(part.read_bytes()[:-9])
+    assert sizes == [0, 1, 2, 3]
+    with Results(output, {"seed": 1}) as results:
+        results.write({"line": 4, "text": ""})
+        results.finish()
+    assert [record["line"] for record in read(output)] == [1, 2, 3, 4]
+
+
+def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
+    with Results(tmp_path / "out.jsonl", {}), pytest.raises(InvalidRequest, match="another process writes"):
+        Results(tmp_path / "out.jsonl", {})
+
+
 def test_a_first_line_that_was_cut_off_begins_anew(run: Run, begun: Path) -> None:
     part = begun / "out.jsonl.part"
     part.write_bytes(part.read_bytes()[:30])
@@ -286,6 +308,7 @@ SLOW = """
 import sys, time
 from dominotree.cli import main
 from dominotree.decode import Decoder
+from dominotree.errors import InvalidRequest
 step = Decoder.step
 Decoder.step = lambda self: (time.sleep(0.02), step(self))[1]
 main()
