@@ -127,9 +127,9 @@ def test_the_drafters_context_equals_one_made_from_scratch() -> None:
     seen = []
     original = drafter.draft
 
-    def spy(cache, slots, roots):  # type: ignore[no-untyped-def]
+    def spy(cache, slots, roots, **options):  # type: ignore[no-untyped-def]
         seen.append([(s, cache.lengths[s], cache.keys[:, s, :, : cache.lengths[s]].clone()) for s in slots])
-        return original(cache, slots, roots)
+        return original(cache, slots, roots, **options)
 
     drafter.draft = spy  # type: ignore[method-assign]
     generations = decoder.run([Request(p, SamplingParams(max_new_tokens=30, ignore_eos=True)) for p in prompts(2, 8)])

@@ -97,9 +97,9 @@ def test_drafting_that_costs_more_than_it_yields_is_found(
 ) -> None:
     draft = Drafter.draft
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **options: Any) -> Any:
         time.sleep(0.05)
-        return draft(*arguments)
+        return draft(*arguments, **options)
 
     monkeypatch.setattr(Drafter, "draft", slow)
     report = examine(str(target), str(domino), dtype="float32", max_new_tokens=16, prompts=["Why?", "How?"] * 4)
