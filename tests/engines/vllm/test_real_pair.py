@@ -58,9 +58,8 @@ def test_rounds_accept_what_our_own_engine_accepts(drafting: Any, pair: dt.Pair,
         [output] = outputs = generate(drafting, [prompt], max_tokens=TOKENS)
         assert list(output.outputs[0].token_ids) == own.token_ids
         committed = [1 + kept for kept in accepted(outputs)]
-        assert sum(committed) / len(committed) == pytest.approx(own.stats.mean_accepted, rel=0.05)
-        same = sum(a == b for a, b in zip(committed, own.stats.accepted, strict=False))
-        assert same >= 0.8 * len(committed), "trees differ by more than near-ties"
+        assert committed == own.stats.accepted[: len(committed)]
+        assert len(committed) >= len(own.stats.accepted) - 1  # the last token alone is not drafted for
 
 
 @pytest.mark.parametrize(

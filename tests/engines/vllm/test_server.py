@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 import pytest
@@ -129,15 +130,39 @@ def test_trees_are_accepted(server: str) -> None:
     assert counts["accepted_tokens"] > 0.5 * counts["drafts"] > 10
 
 
-def test_a_list_of_plugins_without_ours_is_refused_by_name() -> None:
-    options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 2**28}
-    options["speculative_config"] = SPEC
-    script = f"import vllm; vllm.LLM({str(resolve_target('smollm2-135m'))!r}, **{options!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", f"if __name__ == '__main__':\n    {script}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **ENVIRONMENT, "VLLM_PLUGINS": "another"},
+def test_tensor_parallel_answers_are_our_own_engines() -> None:
+    """Three ranks, since the target has nine heads."""
+    options = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": 2**26}
+    options |= {"tensor_parallel_size": 3, "speculative_config": SPEC, "per_request_spec_decode_metrics": "detailed"}
+    pair = dt.load(dtype="float32", progress=False)
+    prompts = [pair.prompt_ids(question) for question in QUESTIONS[:2]]
+    done = run(
+        f"""
+        import json, vllm
+        llm = vllm.LLM({str(resolve_target("smollm2-135m"))!r}, **{options!r})
+        prompts = [{{"prompt_token_ids": ids}} for ids in {prompts!r}]
+        outputs = llm.generate(prompts, vllm.SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
+        answers = [output.outputs[0] for output in outputs]
+        print("ANSWERS", json.dumps([[list(a.token_ids), a.spec_decode_metrics.per_step_accepted] for a in answers]))
+        """
     )
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS")]
+    own = pair.generate(prompts, method="dominotree", budget=8, max_new_tokens=24)
+    for (tokens, kept), output in zip(json.loads(line.removeprefix("ANSWERS")), own, strict=True):
+        assert tokens == output.token_ids
+        assert [1 + n for n in kept] == output.stats.accepted[: len(kept)]
+
+
+def test_a_list_of_plugins_without_ours_is_refused_by_name() -> None:
+    options = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 2**28, "speculative_config": SPEC}
+    script = f"import vllm; vllm.LLM({str(resolve_target('smollm2-135m'))!r}, max_model_len=256, **{options!r})"
+    done = run(script, VLLM_PLUGINS="another")
     assert done.returncode != 0
     assert "let VLLM_PLUGINS name dominotree too" in done.stdout + done.stderr
+
+
+def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script as a main program, whose processes vLLM spawns."""
+    guarded = "if __name__ == '__main__':\n" + indent(dedent(script), "    ")
+    command = [sys.executable, "-c", guarded]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT, **environment})

@@ -11,7 +11,17 @@ import pytest
 
 pytest.importorskip("vllm.v1", reason="needs vLLM; `make test-vllm` runs this in an environment of its own")
 
-from engines.vllm.host import Oracle, accepted, answers, engine, generate, metric, random_prompts
+from engines.vllm.host import (
+    Oracle,
+    accepted,
+    answers,
+    engine,
+    generate,
+    metric,
+    random_prompts,
+    write_drafter,
+    write_target,
+)
 
 PROMPTS = random_prompts(8)
 
@@ -180,3 +190,21 @@ def test_without_a_seed_tokens_follow_the_models_distribution(plain: Any, drafti
     assert len(common) >= 5
     distance = sum((a - b) ** 2 / (a + b) for a, b in zip(*cells, strict=True) if a + b)
     assert distance < len(common) + 4 * (2 * len(common)) ** 0.5  # chi-squared, four standard deviations
+
+
+@pytest.mark.parametrize(
+    ("variant", "sizes", "kind"),
+    [("qwen3-tied", {"head_dim": 32}, {}), ("qwen2", {}, {"projector": None, "layer_ids": (1, 3)})],
+)
+def test_other_families_and_drafters(
+    tmp_path: Path, oracle: Oracle, variant: str, sizes: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    target, drafter = write_target(tmp_path / "target", variant, **sizes), write_drafter(tmp_path / "drafter", **kind)
+    with engine(target) as plain, engine(target, drafter) as llm:
+        Compare(plain, oracle)(llm, PROMPTS[:4])
+
+
+@pytest.mark.slow
+def test_compiled_models(target: Path, drafter: Path, compare: Compare) -> None:
+    with engine(target, drafter, enforce_eager=False) as llm:
+        compare(llm)

@@ -50,12 +50,17 @@ class Proposer:
         """Loads the drafter for vLLM's loaded model."""
         drafter = load_drafter(self.settings.drafter, ModelLender(model, self._config), None, progress=False)
         assert drafter is not None
+        layers = drafter.feature_layers
+        if list(layers) != sorted(set(layers)):  # vLLM returns their outputs in order
+            raise UnsupportedEngine(
+                f"the drafter listens to layers {list(layers)}; increasing ones are expected in vLLM"
+            )
         self.drafter = drafter
         self._drafting = self.settings.drafting(drafter, self._budget)
         self._chains = self.settings.drafting(drafter, self._budget, chain=True)
         self.context = PagedContext(drafter, self._config.cache_config.block_size, self._longest)
         if self.settings.mode == "chain":
-            self._listener = Listener(model, drafter.feature_layers, self.context)
+            self._listener = Listener(model, layers, self.context)
 
     def propose(
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, **_: Any

@@ -73,7 +73,8 @@ class TreeRunner(CPUModelRunner):  # type: ignore[misc]
         logits_row = 0
         for i, (name, end) in enumerate(zip(self.input_batch.req_ids, np.cumsum(num_scheduled_tokens), strict=True)):
             tokens = drafts.get(name, [])
-            walk = Walk(int(end) - 1 - len(tokens), logits_row, self._tree_of(name, tokens), self._most_tokens(i, name))
+            start = int(end) - 1 - len(tokens)
+            walk = Walk(start, logits_row, self._tree_of(name, tokens), self._most_tokens(i, name))
             logits_row += 1 + len(tokens)
             self._walks.append(walk)
             if len(walk.tree):

@@ -19,8 +19,8 @@ class Walk:
     """The root's row among those of the step; node i has row `start + 1 + i`."""
     first: int
     """The root's row in the step's logits, likewise."""
-    tree: Tree = field(default_factory=Tree)
-    most: int = 2**31
+    tree: Tree
+    most: int
     """Tokens that may be chosen; 0 where the prompt is still being encoded."""
     tokens: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
