@@ -54,8 +54,9 @@ def main() -> None:
         temperature=args.temperature, seed=0, max_tokens=args.tokens, ignore_eos=True, detokenize=False
     )
     budgets = [int(part) for part in args.budget.split(",")]
-    kinds = {"plain": {}, "ngram": {"speculative_config": NGRAM}, "chain": ours("chain", 16, args.drafter)}
+    kinds: dict[str, Any] = {"plain": {}, "chain": ours("chain", 16, args.drafter)}
     kinds |= {f"tree {budget}": ours("tree", budget, args.drafter) for budget in budgets}
+    kinds["ngram"] = {"speculative_config": NGRAM}  # last: numba comes with it, and then vLLM makes no further engine
     engines = {name: make(folder, args.dtype, arguments) for name, arguments in kinds.items()}
 
     table = Table("engine", "clients", "tokens/s", "speedup", "tau", "identical", box=None)
