@@ -62,6 +62,14 @@ def test_rounds_accept_what_our_own_engine_accepts(drafting: Any, pair: dt.Pair,
         assert len(committed) >= len(own.stats.accepted) - 1  # the last token alone is not drafted for
 
 
+def test_cached_prefixes_accept_as_much(drafting: Any, prompts: list[list[int]]) -> None:
+    long = [token for prompt in prompts * 2 for token in prompt]
+    first, again = (generate(drafting, [long], max_tokens=TOKENS, ignore_eos=True) for _ in range(2))
+    assert again[0].num_cached_tokens >= 128 > first[0].num_cached_tokens
+    assert accepted(again) == accepted(first)
+    assert sum(accepted(first)) > 3
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
