@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from dominotree.bench.records import CALIBRATION_BINS
 from dominotree.generation import Round
-
-BINS = 10
 
 
 def bins_of(label: str, rounds: Iterable[Round]) -> list[dict[str, Any]]:
@@ -22,7 +21,7 @@ def bins_of(label: str, rounds: Iterable[Round]) -> list[dict[str, Any]]:
         accepted = set(one.path)
         for node, (depth, score) in enumerate(zip(one.tree.depth, one.tree.score, strict=True)):
             predicted = min(math.exp(score), 1.0)
-            total = sums.setdefault((depth, min(int(predicted * BINS), BINS - 1)), [0, 0.0, 0])
+            total = sums.setdefault((depth, min(int(predicted * CALIBRATION_BINS), CALIBRATION_BINS - 1)), [0, 0.0, 0])
             total[0] += 1
             total[1] += predicted
             total[2] += node in accepted

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from dominotree.errors import DominoTreeError
 
 CALIBRATION_FILE = "calibration.jsonl"
+CALIBRATION_BINS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -298,7 +299,9 @@ def _read_calibration(file: Path, runs: str) -> list[CalibrationBin]:
     sums: dict[tuple[str, int, int], list[float]] = {}
 
     def add(label: str, depth: int, n: int, predicted: float, accepted: float) -> None:
-        total = sums.setdefault((label, depth, min(int(predicted * 10), 9)), [0, 0.0, 0.0])
+        total = sums.setdefault(
+            (label, depth, min(int(predicted * CALIBRATION_BINS), CALIBRATION_BINS - 1)), [0, 0.0, 0.0]
+        )
         for i, value in enumerate((n, n * predicted, n * accepted)):
             total[i] += value
 

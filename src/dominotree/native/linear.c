@@ -30,10 +30,10 @@ typedef struct {
     const float *x;
     void *y;
     int y_bf16;
-} Pass;
+} Ends;
 
 /* `rows` x `panels` outputs from input features in fp32; both counts are constants where this is used. */
-static inline __attribute__((always_inline)) void tile(const Linear *a, const Pass *io, int64_t row, int64_t panel,
+static inline __attribute__((always_inline)) void tile(const Linear *a, const Ends *io, int64_t row, int64_t panel,
                                                        const int rows, const int panels, const int bf16) {
     const int64_t in = a->in, plane = in * LANES;
     const float *x = io->x + row * in;
@@ -66,7 +66,7 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const Pa
 
 /* Tiles of one height over `count` panels, as wide as the registers allow. */
 #define TILES(ROWS, WIDE)                                                                                  \
-    static void tiles_##ROWS(const Linear *a, const Pass *io, int64_t row, int64_t panel, int64_t count) { \
+    static void tiles_##ROWS(const Linear *a, const Ends *io, int64_t row, int64_t panel, int64_t count) { \
         for (; count >= WIDE; panel += WIDE, count -= WIDE) {                                              \
             if (a->bf16) tile(a, io, row, panel, ROWS, WIDE, 1);                                           \
             else tile(a, io, row, panel, ROWS, WIDE, 0);                                                   \
@@ -92,7 +92,7 @@ TILES(5, 2)
 TILES(6, 2)
 #endif
 
-static void (*const tiles[])(const Linear *, const Pass *, int64_t, int64_t, int64_t) = {
+static void (*const tiles[])(const Linear *, const Ends *, int64_t, int64_t, int64_t) = {
     0, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6};
 
 /* y [rows, out] = x [rows, in] W^T + b, x and y both bf16 or both fp32. Returns 0, or 1 when memory ran out. */
@@ -103,7 +103,7 @@ int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, i
         if (!wide) return 1;
         for (int64_t i = 0; i < rows * a->in; i++) wide[i] = widen(((const uint16_t *)x)[i]);
     }
-    const Pass io = {wide ? wide : x, y, bf16};
+    const Ends io = {wide ? wide : x, y, bf16};
     const int64_t panels = (a->out + LANES - 1) / LANES, groups = (panels + GROUP - 1) / GROUP;
     for (int64_t first = 0; first < rows; first += BLOCK) {
         const int64_t block = rows - first < BLOCK ? rows - first : BLOCK, heights = (block + TALL - 1) / TALL;
