@@ -66,7 +66,7 @@ export class Race {
     this.speed = element("select", { "aria-label": "Speed of the replay" }, ...options);
     this.time.addEventListener("input", () => {
       this.stop();
-      this.seek((this.end * this.time.valueAsNumber) / STEPS);
+      this.seek(this.end * (this.time.valueAsNumber / STEPS)); // at the last step exactly the end
     });
     this.controls = element("div", { class: "controls" }, this.play, this.time, this.clock, this.speed);
     root.append(element("div", { class: "lanes" }, this.plain.root, this.tree.root), this.controls, this.result);
