@@ -210,6 +210,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.dt_grow.restype = ctypes.c_int
     library.dt_lanes.argtypes = []
     library.dt_lanes.restype = ctypes.c_int64
+    library.dt_bf16.argtypes = []
+    library.dt_bf16.restype = ctypes.c_int
     library.dt_linear.argtypes = [_P, _P, _P, _I, _N, _I]
     library.dt_linear.restype = ctypes.c_int
     library.dt_layers.argtypes = [_P, _N, _N, _P, _P, _P, _I]
@@ -228,6 +230,11 @@ def available() -> bool:
 def reason() -> str:
     """Why the C kernels are not used; empty when they are."""
     return _load()[1]
+
+
+def multiplies_bf16() -> bool:
+    """Whether the C kernels can be used and have the processor multiply bf16 itself."""
+    return available() and library().dt_bf16() > 0
 
 
 def library() -> ctypes.CDLL:

@@ -1,80 +1,124 @@
 /* Linear layers: y = x W^T + b, weights kept in panels of LANES output features, in bf16 where that holds them exactly.
  *
- * Every output is one chain of fused multiply-adds over the input features in their order, whatever shares the
- * tile. A row's result therefore does not depend on how many rows are multiplied together.
+ * Every output is one chain of sums over the input features in their order, whatever shares the tile. A row's result
+ * therefore does not depend on how many rows are multiplied together. In fp32 the chain is of fused multiply-adds; bf16
+ * rows times bf16 weights take the processor's own dot products of pairs, in tiles (AMX) or vectors, where it has them.
  */
 #include "common.h"
 #include "pass.h"
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define TILED 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define TILED 0
+#endif
 
-#define GROUP 8  /* panels a task takes together: a whole number of tiles of every width below */
+#define GROUP 8  /* panels of the widest tile */
 #define TALL 6   /* rows of the tallest tile */
 #define PARALLEL 65536 /* multiplications from which on a second thread pays */
 #define BLOCK 48 /* rows whose inputs stay in the cache while all panels pass */
 
 int64_t dt_lanes(void) { return LANES; }
 
-/* weight [out, in] -> panels [ceil(out / LANES), in, LANES], zero beyond `out`. */
+/* Values between one panel and the next. bf16 weights lie in pairs of input features, [ceil(in / 2), LANES, 2]. */
+static inline int64_t plane(const Linear *a) { return (a->bf16 ? a->in + a->in % 2 : a->in) * LANES; }
+
+/* weight [out, in] -> panels [ceil(out / LANES), in, LANES] or, in bf16, [.., ceil(in / 2), LANES, 2]; zero beyond. */
 void dt_pack(const void *weight, int bf16, int64_t out, int64_t in, void *panels) {
-    const size_t size = bf16 ? 2 : 4;
-    for (int64_t p = 0; p < out; p += LANES)
-        for (int64_t k = 0; k < in; k++)
-            for (int64_t j = 0; j < LANES; j++) {
-                char *to = (char *)panels + ((p * in + k * LANES) + j) * (int64_t)size;
-                if (p + j < out) memcpy(to, (const char *)weight + ((p + j) * in + k) * (int64_t)size, size);
-                else memset(to, 0, size);
-            }
+    const Linear a = {.in = in, .out = out, .bf16 = bf16};
+    const int64_t count = (out + LANES - 1) / LANES;
+    memset(panels, 0, (size_t)(count * plane(&a)) * (bf16 ? 2 : 4));
+    for (int64_t o = 0; o < out; o++)
+        for (int64_t k = 0; k < in; k++) {
+            const int64_t panel = o / LANES * plane(&a), j = o % LANES;
+            if (bf16) ((uint16_t *)panels)[panel + k / 2 * 2 * LANES + 2 * j + k % 2] = ((const uint16_t *)weight)[o * in + k];
+            else ((float *)panels)[panel + k * LANES + j] = ((const float *)weight)[o * in + k];
+        }
 }
 
-/* Where a pass reads and writes: x [rows, in] in fp32, y [rows, out]. */
+/* Where a pass reads and writes: x [rows, in], in fp32 or as pairs of bf16, y [rows, out]. */
 typedef struct {
-    const float *x;
+    const void *x;
     void *y;
     int y_bf16;
 } Ends;
 
-/* `rows` x `panels` outputs from input features in fp32; both counts are constants where this is used. */
-static inline __attribute__((always_inline)) void tile(const Linear *a, const Ends *io, int64_t row, int64_t panel,
-                                                       const int rows, const int panels, const int bf16) {
-    const int64_t in = a->in, plane = in * LANES;
-    const float *x = io->x + row * in;
-    const char *w = (const char *)a->panels + panel * plane * (bf16 ? 2 : 4);
-    vf sum[TALL * GROUP];
-    for (int i = 0; i < rows * panels; i++) sum[i] = (vf){0};
-    for (int64_t k = 0; k < in; k++) {
-        vf column[GROUP];
-        for (int p = 0; p < panels; p++) column[p] = load(w, bf16, p * plane + k * LANES);
-        for (int r = 0; r < rows; r++) {
-            const vf value = all(x[r * in + k]);
-            for (int p = 0; p < panels; p++) sum[r * panels + p] = fused(value, column[p], sum[r * panels + p]);
-        }
-    }
-    for (int p = 0; p < panels; p++) {
-        const int64_t from = (panel + p) * LANES, left = a->out - from;
-        for (int r = 0; r < rows; r++) {
-            vf y = sum[r * panels + p];
-            const int64_t to = (row + r) * a->out + from;
-            if (left >= LANES) {
-                if (a->bias) y += *(const vf *)(a->bias + from);
-                store(io->y, io->y_bf16, to, y);
-            } else {
-                for (int64_t j = 0; j < left; j++)
-                    put(io->y, io->y_bf16, to + j, a->bias ? y[j] + a->bias[from + j] : y[j]);
-            }
-        }
+/* Adds the bias to LANES sums of one row and writes those that exist. */
+static inline void finish(const Linear *a, const Ends *io, int64_t row, int64_t panel, vf y) {
+    const int64_t from = panel * LANES, left = a->out - from, to = row * a->out + from;
+    if (left >= LANES) {
+        if (a->bias) y += *(const vf *)(a->bias + from);
+        store(io->y, io->y_bf16, to, y);
+    } else {
+        for (int64_t j = 0; j < left; j++) put(io->y, io->y_bf16, to + j, a->bias ? y[j] + a->bias[from + j] : y[j]);
     }
 }
 
+/* Weights of input feature k in one panel, as fp32. */
+static inline __attribute__((always_inline)) vf column_of(const char *panel, const int bf16, int64_t k, const int odd) {
+    if (!bf16) return *(const vf *)((const float *)panel + (k + odd) * LANES);
+    const vu pairs = *(const vu *)((const uint16_t *)panel + k * LANES);
+    return odd ? (vf)(pairs & 0xffff0000u) : (vf)(pairs << 16);
+}
+
+#define WIDENED 0 /* fp32 rows, bf16 weights */
+#define WIDE_WEIGHTS 1 /* fp32 rows and weights */
+#define PAIRED 2 /* bf16 rows and weights */
+
+/* `rows` x `panels` outputs; both counts and the kind are constants where this is used. */
+static inline __attribute__((always_inline)) void tile(const Linear *a, const Ends *io, int64_t row, int64_t panel,
+                                                       const int rows, const int panels, const int kind) {
+    const int64_t in = a->in, bytes = plane(a) * (a->bf16 ? 2 : 4);
+    const char *w = (const char *)a->panels + panel * bytes;
+    vf sum[TALL * GROUP];
+    for (int i = 0; i < rows * panels; i++) sum[i] = (vf){0};
+#ifdef __AVX512BF16__
+    if (kind == PAIRED) {
+        const int32_t *x = (const int32_t *)io->x + row * (in / 2);
+        for (int64_t k = 0; k < in / 2; k++) {
+            __m512bh column[GROUP];
+            for (int p = 0; p < panels; p++) column[p] = (__m512bh)_mm512_loadu_si512(w + p * bytes + k * 64);
+            for (int r = 0; r < rows; r++) {
+                const __m512bh value = (__m512bh)_mm512_set1_epi32(x[r * (in / 2) + k]);
+                for (int p = 0; p < panels; p++)
+                    sum[r * panels + p] = (vf)_mm512_dpbf16_ps((__m512)sum[r * panels + p], value, column[p]);
+            }
+        }
+    } else
+#endif
+    {
+        const float *x = (const float *)io->x + row * in;
+        for (int64_t k = 0; k < in; k += 2)
+            for (int odd = 0; odd < 2; odd++) {
+                if (odd && k + 1 == in) break;
+                vf column[GROUP];
+                for (int p = 0; p < panels; p++) column[p] = column_of(w + p * bytes, kind == WIDENED, k, odd);
+                for (int r = 0; r < rows; r++) {
+                    const vf value = all(x[r * in + k + odd]);
+                    for (int p = 0; p < panels; p++) sum[r * panels + p] = fused(value, column[p], sum[r * panels + p]);
+                }
+            }
+    }
+    for (int p = 0; p < panels; p++)
+        for (int r = 0; r < rows; r++) finish(a, io, row + r, panel + p, sum[r * panels + p]);
+}
+
 /* Tiles of one height over `count` panels, as wide as the registers allow. */
-#define TILES(ROWS, WIDE)                                                                                  \
-    static void tiles_##ROWS(const Linear *a, const Ends *io, int64_t row, int64_t panel, int64_t count) { \
-        for (; count >= WIDE; panel += WIDE, count -= WIDE) {                                              \
-            if (a->bf16) tile(a, io, row, panel, ROWS, WIDE, 1);                                           \
-            else tile(a, io, row, panel, ROWS, WIDE, 0);                                                   \
-        }                                                                                                  \
-        for (; count > 0; panel++, count--) {                                                              \
-            if (a->bf16) tile(a, io, row, panel, ROWS, 1, 1);                                              \
-            else tile(a, io, row, panel, ROWS, 1, 0);                                                      \
-        }                                                                                                  \
+#define TILES(ROWS, WIDE)                                                                                            \
+    static void tiles_##ROWS(const Linear *a, const Ends *io, int64_t row, int64_t panel, int64_t count, int kind) { \
+        for (; count > 0; panel += WIDE, count -= WIDE) {                                                            \
+            const int wide = count >= WIDE;                                                                          \
+            if (kind == PAIRED && wide) tile(a, io, row, panel, ROWS, WIDE, PAIRED);                                 \
+            else if (kind == WIDENED && wide) tile(a, io, row, panel, ROWS, WIDE, WIDENED);                          \
+            else if (wide) tile(a, io, row, panel, ROWS, WIDE, WIDE_WEIGHTS);                                        \
+            else break;                                                                                              \
+        }                                                                                                            \
+        for (; count > 0; panel++, count--) {                                                                        \
+            if (kind == PAIRED) tile(a, io, row, panel, ROWS, 1, PAIRED);                                            \
+            else if (kind == WIDENED) tile(a, io, row, panel, ROWS, 1, WIDENED);                                     \
+            else tile(a, io, row, panel, ROWS, 1, WIDE_WEIGHTS);                                                     \
+        }                                                                                                            \
     }
 #if defined(__AVX512F__) || defined(__aarch64__) /* 32 vector registers */
 TILES(1, 8)
@@ -92,30 +136,123 @@ TILES(5, 2)
 TILES(6, 2)
 #endif
 
-static void (*const tiles[])(const Linear *, const Ends *, int64_t, int64_t, int64_t) = {
+static void (*const tiles[])(const Linear *, const Ends *, int64_t, int64_t, int64_t, int) = {
     0, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6};
+
+static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count, int kind) {
+    const int64_t heights = (rows + TALL - 1) / TALL;
+    for (int64_t done = 0; done < count; done += GROUP) /* whose weights stay in the cache while all heights pass */
+        for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 9 rows are 5 and 4 */
+            const int64_t from = rows * t / heights, to = rows * (t + 1) / heights;
+            tiles[to - from](a, io, first + from, panel + done, count - done < GROUP ? count - done : GROUP, kind);
+        }
+}
+
+#if TILED
+#define SIDE 16  /* rows of a tile; one is 16 rows of 64 bytes */
+#define DEPTH 32 /* input features that one instruction adds */
+#define STACK 5  /* tiles of sums, one above the other */
+
+/* Tiles 0 to 4 hold sums, 5 the inputs of the last, perhaps lower, stack of rows, 6 weights, 7 the other inputs. */
+#define UPPER(N)                                          \
+    _tile_loadd(7, x + (N) * SIDE * in + k, (size_t)in * 2); \
+    _tile_dpbf16ps(N, 7, 6);
+#define LOWEST(N)                                         \
+    _tile_loadd(5, x + (N) * SIDE * in + k, (size_t)in * 2); \
+    _tile_dpbf16ps(N, 5, 6);
+#define EACH_1(DO) DO(0)
+#define EACH_2(DO) EACH_1(DO) DO(1)
+#define EACH_3(DO) EACH_2(DO) DO(2)
+#define EACH_4(DO) EACH_3(DO) DO(3)
+#define EACH_5(DO) EACH_4(DO) DO(4)
+#define CLEAR(N) _tile_zero(N);
+#define KEEP(N) _tile_stored(N, sums + (N) * SIDE * LANES, 64);
+#define NONE
+#define STACKED(R, LAST, ABOVE)                                                              \
+    static void stacked_##R(const uint16_t *x, const uint16_t *w, int64_t in, float *sums) { \
+        EACH_##R(CLEAR)                                                                      \
+        for (int64_t k = 0; k < in; k += DEPTH) {                                            \
+            _tile_loadd(6, w + k * LANES, 64);                                               \
+            ABOVE LOWEST(LAST)                                                               \
+        }                                                                                    \
+        EACH_##R(KEEP)                                                                       \
+    }
+STACKED(1, 0, NONE)
+STACKED(2, 1, EACH_1(UPPER))
+STACKED(3, 2, EACH_2(UPPER))
+STACKED(4, 3, EACH_3(UPPER))
+STACKED(5, 4, EACH_4(UPPER))
+
+static void (*const stacked[])(const uint16_t *, const uint16_t *, int64_t, float *) = {
+    0, stacked_1, stacked_2, stacked_3, stacked_4, stacked_5};
+
+static void matrices(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count) {
+    const int64_t stacks = (rows + SIDE - 1) / SIDE;
+    struct {
+        uint8_t palette, start, unused[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shape __attribute__((aligned(64))) = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        shape.bytes[t] = 64;
+        shape.rows[t] = t == 5 || t == stacks - 1 ? (uint8_t)(rows - (stacks - 1) * SIDE) : SIDE;
+    }
+    _tile_loadconfig(&shape);
+    float sums[STACK * SIDE * LANES] __attribute__((aligned(64)));
+    for (int64_t p = panel; p < panel + count; p++) {
+        stacked[stacks]((const uint16_t *)io->x + first * a->in, (const uint16_t *)a->panels + p * plane(a), a->in, sums);
+        for (int64_t r = 0; r < rows; r++) finish(a, io, first + r, p, *(const vf *)(sums + r * LANES));
+    }
+    _tile_release();
+}
+#endif
+
+/* How bf16 rows are multiplied: 0 widened to fp32, 1 as vectors of pairs, 2 in tiles. */
+int dt_bf16(void) {
+#if TILED
+    static int allowed = -1;
+    if (allowed < 0) allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0; /* the kernel's leave to use tiles */
+    if (allowed) return 2;
+#endif
+#ifdef __AVX512BF16__
+    return 1;
+#endif
+    return 0;
+}
 
 /* y [rows, out] = x [rows, in] W^T + b, x and y both bf16 or both fp32. Returns 0, or 1 when memory ran out. */
 int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, int threads) {
+    const int paired = bf16 && a->bf16 && a->in % 2 == 0 ? dt_bf16() : 0;
+    const int kind = paired ? PAIRED : a->bf16 ? WIDENED : WIDE_WEIGHTS;
     float *wide = 0;
-    if (bf16) {
+    if (bf16 && !paired) {
         wide = malloc((size_t)(rows * a->in) * 4 + 64);
         if (!wide) return 1;
         for (int64_t i = 0; i < rows * a->in; i++) wide[i] = widen(((const uint16_t *)x)[i]);
     }
     const Ends io = {wide ? wide : x, y, bf16};
-    const int64_t panels = (a->out + LANES - 1) / LANES, groups = (panels + GROUP - 1) / GROUP;
-    for (int64_t first = 0; first < rows; first += BLOCK) {
-        const int64_t block = rows - first < BLOCK ? rows - first : BLOCK, heights = (block + TALL - 1) / TALL;
-#ifdef _OPENMP
-#pragma omp parallel for schedule(static) num_threads(threads) if (block * a->in * a->out > PARALLEL)
+    int64_t panels = (a->out + LANES - 1) / LANES, most = BLOCK;
+#if TILED
+    const int tiled = paired == 2 && a->in % DEPTH == 0;
+    if (tiled) most = STACK * SIDE;
 #endif
-        for (int64_t g = 0; g < groups; g++) {
-            const int64_t panel = g * GROUP, count = panels - panel < GROUP ? panels - panel : GROUP;
-            for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 9 rows are 5 and 4 */
-                const int64_t from = block * t / heights, to = block * (t + 1) / heights;
-                tiles[to - from](a, &io, first + from, panel, count);
-            }
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads) if (rows * a->in * a->out > PARALLEL)
+#endif
+    {
+        int64_t part = 0, parts = 1;
+#ifdef _OPENMP
+        part = omp_get_thread_num();
+        parts = omp_get_num_threads();
+#endif
+        const int64_t from = panels * part / parts, count = panels * (part + 1) / parts - from;
+        for (int64_t first = 0; first < rows; first += most) {
+            const int64_t block = rows - first < most ? rows - first : most;
+#if TILED
+            if (tiled) matrices(a, &io, first, block, from, count);
+            else
+#endif
+                vectors(a, &io, first, block, from, count, kind);
         }
     }
     free(wide);

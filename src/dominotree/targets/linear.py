@@ -31,7 +31,9 @@ class Linear:
         """What the C kernels need of it; None where they do not compute it."""
         self._onednn = False
         if weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
-            if native.available() and not (dtype == torch.bfloat16 and onednn_works(torch.bfloat16)):
+            if native.available() and (
+                dtype == torch.float32 or native.multiplies_bf16() or not onednn_works(torch.bfloat16)
+            ):
                 self._pack(weight if weight.dtype == torch.bfloat16 else weight.to(dtype))
                 return
             self._onednn = onednn_works(dtype)
@@ -68,7 +70,8 @@ class Linear:
             weight = narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
         weight = weight.contiguous()
         lanes = native.library().dt_lanes()
-        self._weight = weight.new_empty(-(-self.out_features // lanes) * lanes * self.in_features)
+        inputs = self.in_features + (self.in_features % 2 if weight.dtype == torch.bfloat16 else 0)  # in pairs
+        self._weight = weight.new_empty(-(-self.out_features // lanes) * lanes * inputs)
         self._bias = None if self.bias is None else self.bias.float().contiguous()
         bf16 = weight.dtype == torch.bfloat16
         native.library().dt_pack(weight.data_ptr(), bf16, self.out_features, self.in_features, self._weight.data_ptr())
