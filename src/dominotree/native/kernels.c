@@ -10,10 +10,11 @@
 #include "pass.h"
 
 #define QUADS 4   /* queries that run side by side */
-#define PAIR 2    /* blocks of LANES columns that run side by side in the scores */
-#if LANES == 16 || defined(__aarch64__) /* vectors of each, as many as the registers hold */
+#if LANES == 16 || defined(__aarch64__)
+#define PAIR 2
 #define WIDE 4
 #else
+#define PAIR 2
 #define WIDE 2
 #endif
 #define SPAN 64   /* positions of values converted at a time */
@@ -371,10 +372,18 @@ void dt_rope_store(const RopeStore *a, int threads) {
             const int bf16 = a->bf16, dst_bf16 = is_q ? bf16 : a->kv_bf16;
             const void *norm = is_q ? a->q_norm : is_v ? 0 : a->k_norm;
             if (norm) norm_row(a->qkv, 0, norm, a->qkv, bf16, from, from, dim, a->eps);
+            int64_t d = 0;
             if (is_v) {
-                for (int64_t d = 0; d < dim; d++) put(dst, dst_bf16, to + d, get(a->qkv, bf16, from + d));
+                for (; d + LANES <= dim; d += LANES) store(dst, dst_bf16, to + d, load(a->qkv, bf16, from + d));
+                for (; d < dim; d++) put(dst, dst_bf16, to + d, get(a->qkv, bf16, from + d));
             } else {
-                for (int64_t d = 0; d < half; d++) {
+                for (; d + LANES <= half; d += LANES) {
+                    const vf x = load(a->qkv, bf16, from + d), y = load(a->qkv, bf16, from + half + d);
+                    const vf cos = load(c, 0, d), sin = load(s, 0, d);
+                    store(dst, dst_bf16, to + d, fused(x, cos, -(y * sin)));
+                    store(dst, dst_bf16, to + half + d, fused(y, cos, x * sin));
+                }
+                for (; d < half; d++) {
                     float x = get(a->qkv, bf16, from + d), y = get(a->qkv, bf16, from + half + d);
                     put(dst, dst_bf16, to + d, x * c[d] - y * s[d]);
                     put(dst, dst_bf16, to + half + d, y * c[d] + x * s[d]);

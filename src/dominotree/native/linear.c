@@ -18,6 +18,7 @@
 #define TALL 6   /* rows of the tallest tile */
 #define PARALLEL 65536 /* multiplications from which on a second thread pays */
 #define BLOCK 48 /* rows whose inputs stay in the cache while all panels pass */
+#define AHEAD 1024 /* bytes of a panel between what is multiplied and what is fetched: memory is what a pass waits for */
 
 int64_t dt_lanes(void) { return LANES; }
 
@@ -78,7 +79,10 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
         const int32_t *x = (const int32_t *)io->x + row * (in / 2);
         for (int64_t k = 0; k < in / 2; k++) {
             __m512bh column[GROUP];
-            for (int p = 0; p < panels; p++) column[p] = (__m512bh)_mm512_loadu_si512(w + p * bytes + k * 64);
+            for (int p = 0; p < panels; p++) {
+                __builtin_prefetch(w + p * bytes + k * 64 + AHEAD);
+                column[p] = (__m512bh)_mm512_loadu_si512(w + p * bytes + k * 64);
+            }
             for (int r = 0; r < rows; r++) {
                 const __m512bh value = (__m512bh)_mm512_set1_epi32(x[r * (in / 2) + k]);
                 for (int p = 0; p < panels; p++)
@@ -89,7 +93,9 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
 #endif
     {
         const float *x = (const float *)io->x + row * in;
-        for (int64_t k = 0; k < in; k += 2)
+        for (int64_t k = 0; k < in; k += 2) {
+            for (int p = 0; p < panels; p++)
+                __builtin_prefetch(w + p * bytes + k * LANES * (kind == WIDENED ? 2 : 4) + AHEAD);
             for (int odd = 0; odd < 2; odd++) {
                 if (odd && k + 1 == in) break;
                 vf column[GROUP];
@@ -99,6 +105,7 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
                     for (int p = 0; p < panels; p++) sum[r * panels + p] = fused(value, column[p], sum[r * panels + p]);
                 }
             }
+        }
     }
     for (int p = 0; p < panels; p++)
         for (int r = 0; r < rows; r++) finish(a, io, row + r, panel + p, sum[r * panels + p]);
@@ -172,6 +179,8 @@ static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows
     static void stacked_##R(const uint16_t *x, const uint16_t *w, int64_t in, float *sums) { \
         EACH_##R(CLEAR)                                                                      \
         for (int64_t k = 0; k < in; k += DEPTH) {                                            \
+            for (int line = 0; line < SIDE; line++)                                          \
+                __builtin_prefetch((const char *)(w + k * LANES) + 4 * AHEAD + 64 * line);   \
             _tile_loadd(6, w + k * LANES, 64);                                               \
             ABOVE LOWEST(LAST)                                                               \
         }                                                                                    \
