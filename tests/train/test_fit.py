@@ -103,6 +103,33 @@ def test_training_goes_on_from_a_given_drafter(tmp_path: Path, target: Path, cor
     assert again.evaluate().tau == pytest.approx(first.best_tau, abs=0.1)
 
 
+def test_a_plain_drafter_starts_from_the_backbone_of_a_domino_one(tmp_path: Path, target: Path, corpus: Path) -> None:
+    from dominotree.train.prepare import DrafterShape, prepare
+    from train.tiny_run import SETTINGS
+
+    tiny_trainer(target, corpus, tmp_path / "one").run()
+    settings = FitSettings.from_dict({**SETTINGS, "steps": 1, "eval_every": 1})
+    domino, plain = (
+        prepare(
+            target,
+            corpus,
+            tmp_path / projector,
+            settings,
+            DrafterShape(projector=projector),
+            init_from=tmp_path / "one/drafter",
+            bf16=False,
+            held_out=4,
+        )
+        for projector in ("domino", "none")
+    )
+    assert plain.evaluate().tau == domino.evaluate().base_tau
+    plain.run()
+    config, tensors = read_checkpoint(tmp_path / "none/drafter")
+    assert not config.is_domino
+    assert "gru_hidden_dim" not in str(config.to_dict())
+    assert not [name for name in tensors if name.startswith(("prefix_gru", "embed_proj"))]
+
+
 def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path, target: Path, corpus: Path) -> None:
     trainer = tiny_trainer(target, corpus, tmp_path, steps=50, eval_every=2, muon_lr=0.0, adamw_lr=0.0, patience=3)
     trainer.run()

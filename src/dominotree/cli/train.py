@@ -126,7 +126,9 @@ def fit(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with tables [drafter] and [fit]; see docs/train.md.")
     ] = None,
-    init_from: Annotated[Path | None, typer.Option(help="Drafter folder to start from, shape included.")] = None,
+    init_from: Annotated[
+        Path | None, typer.Option(help="Drafter folder to start from, shape included; --projector none: its backbone.")
+    ] = None,
     projector: Annotated[
         str | None, typer.Option(help="domino (corrects along the path) or none (plain DFlash).")
     ] = None,

@@ -76,7 +76,7 @@ def prepare(
     """Everything a run needs, features cached in `cache` (by default `out/features`).
 
     A run found in `out` is gone on with. `init_from` is a drafter folder whose weights, shape and vocabulary
-    are the start. Without `fill` only what is cached already is trained on. Raises `CorpusError`,
+    are the start; with the projector "none", those of its backbone. Without `fill` only what is cached already is trained on. Raises `CorpusError`,
     `InvalidRequest` and `InvalidCheckpoint`.
     """
     target = load_target_reader(target_folder, device=device)
@@ -114,8 +114,12 @@ def _start(
             stop_token_ids=target.stop_token_ids,
             draft_tokens=ids,
         )
+        left_out: tuple[str, ...] = ("d2t", "t2d")
+        if shape.projector == "none" and config.is_domino:
+            left_out += ("prefix_gru.", "embed_proj.")
+            config = replace(config, projector_type=None, gru_hidden_dim=0, emb_dim=0, pure_draft_prefix_len=0)
         model = DrafterModel(config)
-        model.load_state_dict({name: w.float() for name, w in tensors.items() if name not in ("d2t", "t2d")})
+        model.load_state_dict({name: w.float() for name, w in tensors.items() if not name.startswith(left_out)})
         return model, torch.arange(vocab) if ids is None else ids
     config = new_config(target, corpus, shape)
     model = DrafterModel(config)
