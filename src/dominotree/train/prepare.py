@@ -76,8 +76,8 @@ def prepare(
     """Everything a run needs, features cached in `cache` (by default `out/features`).
 
     A run found in `out` is gone on with. `init_from` is a drafter folder whose weights, shape and vocabulary
-    are the start; with the projector "none", those of its backbone. Without `fill` only what is cached already is trained on. Raises `CorpusError`,
-    `InvalidRequest` and `InvalidCheckpoint`.
+    are the start; with the projector "none", those of its backbone. Without `fill` only what is cached already
+    is trained on. Raises `CorpusError`, `InvalidRequest` and `InvalidCheckpoint`.
     """
     target = load_target_reader(target_folder, device=device)
     vocab = target.embedding.shape[0]
