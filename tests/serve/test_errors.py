@@ -11,6 +11,7 @@ import pytest
 
 from serve.conftest import Served
 
+TOOLS = [{"type": "function", "function": {"name": "a"}}]
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT = {"messages": HELLO, "max_tokens": 3}
 TEXT = {"prompt": "hello", "max_tokens": 3}
@@ -99,6 +100,21 @@ def test_what_other_servers_can_do_is_refused_by_name(served: Served, name: str)
         ({"messages": HELLO, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"messages": HELLO, "tools": [{"type": "frob"}]}, "tools[0].type"),
         ({"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        ({"messages": HELLO, "tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        ({"messages": HELLO, "tools": TOOLS, "tool_choice": 3}, "tool_choice"),
+        (
+            {"messages": HELLO, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "b"}}},
+            "tool_choice",
+        ),
+        (
+            {
+                "messages": HELLO,
+                "tools": TOOLS,
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+            },
+            "tool_choice",
+        ),
         ({"messages": HELLO, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ],
 )

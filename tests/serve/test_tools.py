@@ -233,6 +233,48 @@ def test_json_that_a_schema_asked_for_is_no_call() -> None:
         assert choice.finish_reason == "stop" and json.loads(choice.message.content)["name"] == "add"
 
 
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"unit": {"$ref": "#/$defs/unit"}, "often": {"type": "boolean"}},
+    "required": ["unit", "often"],
+    "additionalProperties": False,
+    "$defs": {"unit": {"enum": ["km", "mile"]}},
+}
+FORCED = [
+    {"type": "function", "function": {"name": "far", "parameters": ARGUMENTS}},
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+@pytest.mark.parametrize("method", ["ar", "dominotree"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_call_can_be_forced(hermes: Served, method: str, temperature: float) -> None:
+    """The tiny model writes noise; its calls are well formed all the same, and those of plain decoding."""
+    for choice, names in (("required", {"far", "now"}), ({"type": "function", "function": {"name": "far"}}, {"far"})):
+        asked = {"tools": FORCED, "tool_choice": choice, "temperature": temperature, "seed": 3}
+        found = ask(hermes, **asked, extra_body={"method": method}).choices[0]
+        (call,) = found.message.tool_calls
+        assert found.message.content is None and found.finish_reason == "tool_calls"
+        assert call.function.name in names
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "far":
+            assert arguments["unit"] in ("km", "mile") and isinstance(arguments["often"], bool)
+        else:
+            assert arguments == {}
+        plain = ask(hermes, **asked, extra_body={"method": "ar"}).choices[0].message.tool_calls[0]
+        assert call.function == plain.function
+        told = joined(list(ask(hermes, **asked, extra_body={"method": method}, stream=True)))
+        assert told == ("", [(call.function.name, call.function.arguments)], "tool_calls")
+
+
+def test_definitions_that_clash_force_no_call(hermes: Served) -> None:
+    other = {**ARGUMENTS, "$defs": {"unit": {"enum": ["inch"]}}}
+    tools = [FORCED[0], {"type": "function", "function": {"name": "near", "parameters": other}}]
+    reply = hermes.post("/v1/chat/completions", {"messages": HELLO, "tools": tools, "tool_choice": "required"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "tools"
+
+
 def test_every_choice_has_its_own_calls(hermes: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     say(monkeypatch, ADD)
     choices = ask(hermes, n=2).choices

@@ -274,13 +274,12 @@ class Service:
         return [self._codec.prompt_ids(prompt, raw=isinstance(prompt, str)) for prompt in prompts]
 
     def _requests(self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]) -> list[Decoding]:
-        context, schema = self.engine.decoder.context, None
+        context, schema = self.engine.decoder.context, body.schema_wanted
+        field = "tools" if body.forced_tools else "response_format"
         drafting = body.drafting(self.engine.drafting, self.engine.pair)
-        if body.response_format is not None:
-            schema = body.response_format.schema_wanted
         made = []
         for prompt in prompts:
-            grammars = self._grammars.processors(schema, len(prompt), body.choices) if schema is not None else []
+            grammars = self._grammars.processors(schema, len(prompt), body.choices, field) if schema is not None else []
             for choice in range(body.choices):
                 sampling = body.sampling(choice, context, grammars[choice : choice + 1])
                 prune = grammars[choice].prune if grammars else None
@@ -323,9 +322,10 @@ class Service:
 
     def _tool_readers(self, body: ChatRequest | CompletionRequest, answers: int) -> list[ToolReader]:
         """One for every answer that may call tools; none where no answer of the request may."""
-        if self._tool_format == "none" or not body.callable_names:
+        form = "llama" if body.forced_tools else self._tool_format  # forced, it is a bare JSON object
+        if form == "none" or not body.callable_names:
             return []
-        return [ToolReader(self._tool_format, body.callable_names) for _ in range(answers)]
+        return [ToolReader(form, body.callable_names) for _ in range(answers)]
 
     async def _stream(
         self, writer: Writer, body: ChatRequest | CompletionRequest, call: Call, readers: Sequence[ToolReader]

@@ -32,14 +32,19 @@ class Grammars:
         self._codec, self._vocab_size, self._ends = codec, vocab_size, list(stop_token_ids)
         self._tokenizer: LLTokenizer | None = None
 
-    def processors(self, schema: dict[str, Any], prompt_tokens: int, count: int) -> list[JsonGrammar]:
-        """`count` processors, one for each answer to a prompt; raises `InvalidRequest` for a schema it cannot hold."""
+    def processors(
+        self, schema: dict[str, Any], prompt_tokens: int, count: int, field: str = "response_format"
+    ) -> list[JsonGrammar]:
+        """`count` processors, one for each answer to a prompt.
+
+        Raises `InvalidRequest`, which names the `field` of the schema, for one it cannot hold.
+        """
         try:
             from llguidance import LLMatcher
         except ImportError:
-            raise InvalidRequest("response_format needs the package llguidance, which is not installed here") from None
+            raise InvalidRequest(f"{field} needs the package llguidance, which is not installed here") from None
         if not self._ends:
-            raise InvalidRequest("response_format needs a model with an end token, and this one has none")
+            raise InvalidRequest(f"{field} needs a model with an end token, and this one has none")
         try:
             text = json.dumps(schema)
             grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITE_SPACE})
@@ -49,7 +54,7 @@ class Grammars:
             reason = str(error) or type(error).__name__
         if reason:
             reason = " ".join(reason.split())[:_LONGEST_REASON]
-            raise InvalidRequest(f"response_format has a schema that cannot be held: {reason}")
+            raise InvalidRequest(f"{field} has a schema that cannot be held: {reason}")
         return [JsonGrammar(matcher.deep_copy(), prompt_tokens, self._ends) for _ in range(count)]
 
     def _vocabulary(self) -> LLTokenizer:

@@ -195,6 +195,16 @@ class _Generate(_Body):
         """Names of the tools that the answer may call."""
         return []
 
+    @property
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """The schema that the answer must fit; None for free text."""
+        return None if self.response_format is None else self.response_format.schema_wanted
+
+    @property
+    def forced_tools(self) -> list[FunctionTool]:
+        """The tools of which the answer must call one; empty where it need not."""
+        return []
+
     def check(self) -> None:
         """Raises `InvalidRequest` for fields that do not go together."""
         if self.stream_options is not None and not self.stream:
@@ -344,6 +354,20 @@ class Tool(_Strict):
     function: FunctionTool
 
 
+def call_schema(functions: Sequence[FunctionTool]) -> dict[str, Any]:
+    """What one call of one of `functions` looks like; raises `InvalidRequest` where their definitions clash."""
+    calls, shared = [], dict[str, dict[str, Any]]()
+    for function in functions:
+        arguments = dict(function.parameters or {"type": "object", "properties": {}, "additionalProperties": False})
+        for table in ("$defs", "definitions"):  # references to them count from the root
+            for name, definition in arguments.pop(table, {}).items():
+                if shared.setdefault(table, {}).setdefault(name, definition) != definition:
+                    raise InvalidRequest(f"tools define {name} in two ways, so no call can be forced; rename one")
+        form = {"name": {"const": function.name}, "arguments": arguments}
+        calls.append({"type": "object", "properties": form, "required": list(form), "additionalProperties": False})
+    return {"anyOf": calls, **shared}
+
+
 class ChatRequest(_Generate):
     """POST /v1/chat/completions."""
 
@@ -366,11 +390,22 @@ class ChatRequest(_Generate):
             raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs has no effect without logprobs; set logprobs to true")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice can be auto or none here; forcing a call is not supported")
-        if self.tool_choice == "auto" and not self.tools:
+        named = self.tool_choice is not None and not isinstance(self.tool_choice, str)
+        if not named and self.tool_choice not in (None, "none", "auto", "required"):
+            raise InvalidRequest(
+                f"tool_choice is {self.tool_choice!r}; none, auto, required or "
+                '{"type": "function", "function": {"name": ...}} is expected'
+            )
+        if self.tool_choice not in (None, "none") and not self.tools:
             raise InvalidRequest("tool_choice has no effect without tools")
-        if self.parallel_tool_calls is False and self.offered_tools:
+        if named and not self.forced_tools:
+            raise InvalidRequest(
+                "tool_choice names no tool of this request; "
+                f"one of {', '.join(tool.function.name for tool in self.tools or [])} is expected"
+            )
+        if self.forced_tools and self.response_format is not None:
+            raise InvalidRequest("tool_choice forces a call, whose form response_format cannot change; leave one out")
+        if self.parallel_tool_calls is False and self.offered_tools and not self.forced_tools:
             raise InvalidRequest("parallel_tool_calls cannot be turned off here; leave it out")
         clash = {"messages", "tools", "add_generation_prompt"} & set(self.chat_template_kwargs or {})
         if clash:
@@ -384,9 +419,25 @@ class ChatRequest(_Generate):
         return [tool.model_dump(exclude_none=True) for tool in self.tools or []]
 
     @property
+    def forced_tools(self) -> list[FunctionTool]:
+        """The tools of which the answer must call one; empty where it need not."""
+        functions = [tool.function for tool in self.tools or []]
+        match self.tool_choice:
+            case "required":
+                return functions
+            case {"type": "function", "function": {"name": name, **others}, **more} if not others and not more:
+                return [function for function in functions if function.name == name]
+        return []
+
+    @property
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """That of a call where one is forced; else as for all."""
+        return call_schema(self.forced_tools) if self.forced_tools else super().schema_wanted
+
+    @property
     def callable_names(self) -> list[str]:
         """Those that are offered; none where the answer is JSON of another kind."""
-        if self.response_format is not None and self.response_format.schema_wanted is not None:
+        if self.schema_wanted is not None and not self.forced_tools:
             return []
         return [tool["function"]["name"] for tool in self.offered_tools]
 
