@@ -48,9 +48,43 @@ static inline void transpose_8(const void *in, int bf16, int64_t from, int64_t s
 }
 #endif
 
+#if defined(__AVX512F__)
+/* in[16, stride] in bf16 -> out[32, 16]: pairs of values are moved as one, then parted */
+static inline void transpose_pairs(const uint16_t *in, int64_t stride, float *out) {
+    __m512i x[16], y[16];
+    for (int i = 0; i < 16; i++) x[i] = _mm512_loadu_si512(in + i * stride);
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) /* x[i + j]: in every quarter column j of its four, of rows i to i + 3 */
+        for (int j = 0; j < 4; j += 2) {
+            x[i + j] = _mm512_unpacklo_epi64(y[i + j / 2], y[i + j / 2 + 2]);
+            x[i + j + 1] = _mm512_unpackhi_epi64(y[i + j / 2], y[i + j / 2 + 2]);
+        }
+    for (int j = 0; j < 4; j++) {
+        const __m512i a = _mm512_shuffle_i32x4(x[j], x[4 + j], 0x88), b = _mm512_shuffle_i32x4(x[j], x[4 + j], 0xdd);
+        const __m512i c = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0x88);
+        const __m512i d = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0xdd);
+        y[j] = _mm512_shuffle_i32x4(a, c, 0x88);
+        y[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
+        y[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
+        y[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
+    }
+    for (int i = 0; i < 16; i++) {
+        _mm512_storeu_si512(out + 2 * i * LANES, _mm512_slli_epi32(y[i], 16));
+        _mm512_storeu_si512(out + (2 * i + 1) * LANES, _mm512_and_si512(y[i], _mm512_set1_epi32((int)0xffff0000)));
+    }
+}
+#endif
+
 /* keys[columns, head_dim] -> block[head_dim][LANES], zero beyond `valid` columns */
 static void transpose_keys(const void *keys, int bf16, int64_t head_dim, int64_t valid, float *block) {
     int64_t done = 0;
+#if defined(__AVX512F__)
+    for (; bf16 && valid == LANES && done + 32 <= head_dim; done += 32)
+        transpose_pairs((const uint16_t *)keys + done, head_dim, block + done * LANES);
+#endif
 #if defined(__AVX2__)
     for (; valid == LANES && done + 8 <= head_dim; done += 8)
         for (int c = 0; c < LANES; c += 8)
@@ -238,7 +272,7 @@ static int attend_task(const Attention *a, int64_t first, int64_t last, int64_t 
 /* Returns 0, or 1 when memory ran out. Rows of one slot must be adjacent. */
 int dt_attend(const Attention *a, int64_t rows, int threads) {
     const int64_t group = a->heads / a->kv_heads;
-    const int64_t most = (16 + group - 1) / group; /* about 16 queries a task keep its scores in the cache */
+    const int64_t most = (32 + group - 1) / group; /* about 32 queries a task keep its scores in the cache */
     const int64_t parts = (2 * threads + a->kv_heads - 1) / a->kv_heads; /* a head in, for threads to share evenly */
     int64_t chunk = (rows + parts - 1) / parts;
     if (chunk > most) chunk = most;
