@@ -48,15 +48,15 @@ docs: $(VENV)/.installed-docs
 FROM = $(if $(PROMPTS),--data $(PROMPTS))
 FOUR := gsm8k,humaneval,mt-bench,alpaca
 EIGHT := gsm8k,math500,aime25,humaneval,mbpp,livecodebench,mt-bench,alpaca
-BENCH = $(BIN)/dominotree bench $(FROM) --max-new-tokens 128
+BENCH = $(BIN)/dominotree bench $(FROM) --max-new-tokens
 
 results: $(VENV)/.installed-dev
 	$(BIN)/dominotree profile
-	$(BENCH) --sets $(EIGHT) --limit 5 --budget 4,8,16,32 --out results/methods \
-	    --methods ar,domino,marginal,static,dominotree,condadaptive,adaptive
-	$(BENCH) --sets $(FOUR) --limit 3 --out results/ablations --methods ar,dominotree \
+	$(BENCH) 256 --sets $(EIGHT) --limit 5 --budget 4,8,16,32 --out results/methods \
+	    --methods ar,dflash,ddtree,caddtree,domino,marginal,static,dominotree,condadaptive,adaptive
+	$(BENCH) 128 --sets $(FOUR) --limit 3 --out results/ablations --methods ar,dominotree \
 	    --candidates 64,8,16,32,0 --ablations reference-builder,sampled-candidates
-	$(BENCH) --sets $(FOUR) --limit 4 --temperature 0.5,1 --noise-aware both --out results/sampling \
+	$(BENCH) 128 --sets $(FOUR) --limit 4 --temperature 0.5,1 --noise-aware both --out results/sampling \
 	    --methods ar,domino,dominotree
 	$(BIN)/dominotree report results/methods results/ablations results/sampling --out results
 

@@ -1,6 +1,6 @@
 """Draws docs/figures/demo.svg: what `dominotree demo` printed on this machine, as a terminal shows it.
 
-    python docs/figures/demo.py
+python docs/figures/demo.py
 """
 
 from __future__ import annotations
