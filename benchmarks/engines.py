@@ -97,7 +97,7 @@ def main() -> None:
         contenders["llama.cpp"] = llama_cpp(args.gguf, threads)
     contenders |= {f"dominotree {spec}": ours(pair, spec) for spec in args.ours}
 
-    prompts = [pair.prompt_ids(sample.turns[0]) for found in load_sets(limit=args.limit) for sample in found.samples]
+    prompts = [pair.prompt_ids(turns[0]) for found in load_sets(limit=args.limit) for turns in found.samples]
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
     for run in contenders.values():
         run(prompts[0], 16)

@@ -333,7 +333,7 @@ void dt_add_norm(void *x, const void *delta, const void *weight, void *out, int 
 /* out [rows, dim] = silu(gate) * up for gate_up [rows, 2 * dim]. */
 void dt_swiglu(const void *gate_up, void *out, int bf16, int64_t rows, int64_t dim, int threads) {
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (rows * dim > PARALLEL)
+#pragma omp parallel for num_threads(threads) if (4 * rows * dim > PARALLEL) /* exp costs more than loading */
 #endif
     for (int64_t r = 0; r < rows; r++) {
         const int64_t gate = 2 * r * dim, up = gate + dim;
