@@ -49,6 +49,8 @@ def test_round_trip_is_bit_identical(
         assert read[name].dtype == tensor.dtype
         assert torch.equal(read[name], tensor)
     write_checkpoint(tmp_path / "two", read_config, read)
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "two").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]  # whoever may read one may read both
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 

@@ -154,6 +154,8 @@ def write_checkpoint(folder: str | Path, config: DrafterConfig, tensors: Mapping
         ordered = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
         save_file(ordered, scratch / "model.safetensors", metadata={"format": "pt"})
         (scratch / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
+        # safetensors makes its file readable by its owner only
+        shutil.copymode(scratch / "config.json", scratch / "model.safetensors")
         if not folder.exists():
             scratch.rename(folder)
             return
