@@ -52,13 +52,14 @@ BENCH = $(BIN)/dominotree bench $(FROM) --max-new-tokens
 
 results: $(VENV)/.installed-dev
 	$(BIN)/dominotree profile
-	$(BENCH) 256 --sets $(EIGHT) --limit 5 --budget 4,8,16,32 --out results/methods \
+	$(BENCH) 128 --sets $(EIGHT) --limit 5 --budget 4,8,16,32 --out results/methods \
 	    --methods ar,dflash,ddtree,caddtree,domino,marginal,static,dominotree,condadaptive,adaptive
+	$(BENCH) 256 --sets $(EIGHT) --limit 4 --budget 16 --out results/long --methods ar,domino,dominotree
 	$(BENCH) 128 --sets $(FOUR) --limit 3 --out results/ablations --methods ar,dominotree \
 	    --candidates 64,8,16,32,0 --ablations reference-builder,sampled-candidates
 	$(BENCH) 128 --sets $(FOUR) --limit 4 --temperature 0.5,1 --noise-aware both --out results/sampling \
 	    --methods ar,domino,dominotree
-	$(BIN)/dominotree report results/methods results/ablations results/sampling --out results
+	$(BIN)/dominotree report results/methods results/long results/ablations results/sampling --out results
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(RAY) dist build site
