@@ -52,7 +52,7 @@ BENCH = $(BIN)/dominotree bench $(FROM) --max-new-tokens
 
 results: $(VENV)/.installed-dev
 	$(BIN)/dominotree profile
-	$(BENCH) 128 --sets $(EIGHT) --limit 5 --budget 4,8,16,32 --out results/methods \
+	$(BENCH) 128 --sets $(EIGHT) --limit 4 --budget 4,8,16,32 --out results/methods \
 	    --methods ar,dflash,ddtree,caddtree,domino,marginal,static,dominotree,condadaptive,adaptive
 	$(BENCH) 256 --sets $(EIGHT) --limit 4 --budget 16 --out results/long --methods ar,domino,dominotree
 	$(BENCH) 128 --sets $(FOUR) --limit 3 --out results/ablations --methods ar,dominotree \

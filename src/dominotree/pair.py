@@ -29,6 +29,7 @@ from dominotree.text import Message, Prompt, TextCodec, is_token_ids
 
 log = logging.getLogger("dominotree")
 
+CPU_BUDGET = 8
 FP32_CPU_BUDGET = 5
 NIL_ACCEPTANCE = 1.1
 _ROUNDS_TO_JUDGE = 20
@@ -149,13 +150,14 @@ class Pair:
 
     @property
     def default_budget(self) -> int:
-        """The budget of a tree where none is named: smaller where each row of a pass costs arithmetic, not only memory.
+        """The budget of a tree where none is named: smaller on a CPU, where each row of a pass costs arithmetic.
 
-        In fp32 on a CPU six rows, a root and five nodes, cost about half as much again as one (`dominotree profile`
-        tells, `dominotree tune` finds what is best).
+        Of 4, 8, 16 and 32 nodes 8 were fastest for the default pair in bf16 (results/report.md); in fp32 a row costs
+        more. `dominotree profile` tells what it costs on a machine, `dominotree tune` what is best there.
         """
-        wide = self.target.device.type != "cpu" or (self.target.dtype == torch.bfloat16 and cpu_has_bf16())
-        return DEFAULT_BUDGET if wide else FP32_CPU_BUDGET
+        if self.target.device.type != "cpu":
+            return DEFAULT_BUDGET
+        return CPU_BUDGET if self.target.dtype == torch.bfloat16 and cpu_has_bf16() else FP32_CPU_BUDGET
 
     def drafting(self, method: str | None = None, budget: int | None = None, **options: Any) -> Drafting:
         """How to draft, with this pair's defaults where nothing is named; `options` are fields of `Drafting`."""

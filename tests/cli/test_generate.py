@@ -15,7 +15,7 @@ from cli.conftest import Run, byte_tokenizer
 from dominotree.cli import common
 from dominotree.cli.generate import generate
 from dominotree.methods import DEFAULT_BUDGET, DEFAULT_CANDIDATES, DEFAULT_CAP
-from dominotree.pair import FP32_CPU_BUDGET, Pair
+from dominotree.pair import CPU_BUDGET, FP32_CPU_BUDGET, Pair
 from dominotree.sampling import Sampler, SamplingParams
 
 FIELDS = {
@@ -231,7 +231,8 @@ def test_flags_that_are_not_given_leave_the_defaults_to_the_library(run: Run, wi
 
 def test_the_help_names_the_defaults_that_are_in_force(bare: Run) -> None:
     text = " ".join(bare("generate", "--help").stdout.split())
-    budgets = f"{DEFAULT_BUDGET}, {FP32_CPU_BUDGET} in fp32 on a CPU; {DEFAULT_CAP} for methods that choose"
+    on_cpu = f"on a CPU {CPU_BUDGET}, in fp32 {FP32_CPU_BUDGET}"
+    budgets = f"{DEFAULT_BUDGET}; {on_cpu}; {DEFAULT_CAP} for methods that choose"
     assert f"without the root. [default: {budgets}]" in text
     assert f"0: all. [default: {DEFAULT_CANDIDATES}]" in text
     assert f"Most tokens of an answer. [default: {SamplingParams().max_new_tokens}]" in text

@@ -35,7 +35,7 @@ DrafterName = Annotated[
     typer.Option("--drafter", help="Drafter folder, hub id, name, or none.  [default: the pair's]"),
 ]
 DFlashDrafter = Annotated[
-    str | None, typer.Option("--dflash-drafter", help="DFlash drafter for the methods dflash and ddtree.")
+    str | None, typer.Option("--dflash-drafter", help="DFlash drafter for the methods dflash, ddtree and caddtree.")
 ]
 MethodName = Annotated[
     str | None,
@@ -45,7 +45,8 @@ Budget = Annotated[
     int | None,
     typer.Option(
         "--budget",
-        help="Most nodes of a tree, without the root.  [default: 16, 5 in fp32 on a CPU; 64 for methods that choose]",
+        help="Most nodes of a tree, without the root.  "
+        "[default: 16; on a CPU 8, in fp32 5; 64 for methods that choose]",
     ),
 ]
 Candidates = Annotated[int | None, typer.Option("--candidates", help="Tokens scored per depth; 0: all.  [default: 64]")]
@@ -372,7 +373,7 @@ def load_pair(model: ModelOptions, drafting: Mapping[str, Any]) -> tuple[Pair, d
             screen.note("Note: no drafter is at hand, so decoding is plain; name one with --drafter")
     if model.dflash_drafter and METHODS[method].drafter == "domino" and pair.drafter is not None:
         raise InvalidRequest(
-            f"--dflash-drafter has no effect with method {method}; leave it out, or use ddtree or dflash"
+            f"--dflash-drafter has no effect with method {method}; leave it out, or use dflash, ddtree or caddtree"
         )
     return pair, {**drafting, "method": method}
 

@@ -13,6 +13,7 @@ from dominotree.cli import common
 def profile(
     target: common.Target = None,
     drafter: common.DrafterName = None,
+    dflash_drafter: common.DFlashDrafter = None,
     dtype: common.Dtype = "auto",
     device: common.Device = "auto",
     threads: common.Threads = None,
@@ -30,24 +31,31 @@ def profile(
     from dominotree.errors import InvalidRequest
     from dominotree.pair import load
 
-    pair = load(target=target, drafter=drafter, dtype=dtype, device=device, threads=threads)
-    used = pair.drafter or pair.dflash_drafter
-    if used is None:
+    pair = load(
+        target=target, drafter=drafter, dflash_drafter=dflash_drafter, dtype=dtype, device=device, threads=threads
+    )
+    drafters = [one for one in (pair.drafter, pair.dflash_drafter) if one is not None]
+    if not drafters:
         raise InvalidRequest("a profile needs a drafter; give one (--drafter)")
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=len(CONTEXTS) * len(ROWS) * repeats)
-        costs = measure(pair.name, pair.target, used, repeats=repeats, tick=lambda: progress.advance(task))
-    path = profile_path(costs.key)
-    costs.save(path)
-    table = Table("", *(f"{context} tokens" for context in costs.contexts), title="ms at a context of")
-    table.add_row("draft", *(f"{ms:.1f}" for ms in costs.draft_ms))
-    for i, rows in enumerate(costs.rows):
-        table.add_row(f"verify {rows} rows", *(f"{curve[i]:.1f}" for curve in costs.verify_ms))
-    console = Console()
+    console, measured = Console(), []
+    for used in drafters:
+        kind = "Domino" if used.head is not None else "DFlash"
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(f"measuring, {kind} drafter", total=len(CONTEXTS) * len(ROWS) * repeats)
+            costs = measure(pair.name, pair.target, used, repeats=repeats, tick=lambda: progress.advance(task))  # noqa: B023
+        path = profile_path(costs.key)
+        costs.save(path)
+        measured.append(costs)
+        title = f"{kind} drafter, ms at a context of"
+        table = Table("", *(f"{context} tokens" for context in costs.contexts), title=title)
+        table.add_row("draft", *(f"{ms:.1f}" for ms in costs.draft_ms))
+        for i, rows in enumerate(costs.rows):
+            table.add_row(f"verify {rows} rows", *(f"{curve[i]:.1f}" for curve in costs.verify_ms))
+        console.print(table)
+        console.print(f"kept in {path}", soft_wrap=True)
     console.print("Verify times are fitted, monotone and convex in the rows.")
-    console.print(table)
-    console.print(f"kept in {path}", soft_wrap=True)
     if plot is not None:
         from dominotree.bench.figures import cost_lines, save_figure
 
-        save_figure(cost_lines(costs.rows, costs.contexts, costs.measured_ms, costs.verify_ms), plot)
+        first = measured[0]
+        save_figure(cost_lines(first.rows, first.contexts, first.measured_ms, first.verify_ms), plot)
