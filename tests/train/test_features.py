@@ -87,7 +87,6 @@ def test_sequences_collected_later_come_last(tmp_path: Path, reader: TargetReade
     [
         ({"layer_ids": (0, 1)}, "layer_ids"),
         ({"draft_tokens": IDS + 1}, "draft_tokens"),
-        ({"seed": 3}, "seed"),
     ],
 )
 def test_a_cache_made_with_other_settings_is_refused(

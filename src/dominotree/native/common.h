@@ -15,6 +15,13 @@
 #include <arm_neon.h>
 #endif
 
+/* Whether this processor has tiles; the system's leave to use them is another matter (dt_bf16). */
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define TILED 1
+#else
+#define TILED 0
+#endif
+
 /* Floats a vector: what the processor's registers hold, since compilers split wider ones badly. */
 #if defined(__AVX512F__)
 #define LANES 16

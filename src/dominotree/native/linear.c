@@ -6,12 +6,9 @@
  */
 #include "common.h"
 #include "pass.h"
-#if defined(__AMX_BF16__) && defined(__linux__)
-#define TILED 1
+#if TILED
 #include <sys/syscall.h>
 #include <unistd.h>
-#else
-#define TILED 0
 #endif
 
 #define GROUP 8  /* panels of the widest tile */

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+_BLOCK = 16
+
 
 class SlotCache:
-    """`keys` and `values` `[layers, slots, kv_heads, length, head_dim]`, allocated once.
+    """`keys` and `values` `[layers, slots, kv_heads, columns, head_dim]`, allocated once; `columns` is `length` rounded
+    up, since kernels read them in whole blocks.
 
     Column c < lengths[slot] holds the committed token at position c; the columns behind hold the round's tail
     (root, then tree nodes), which the next round overwrites. `free` lists the slots not in use, lowest first, so
@@ -27,7 +30,7 @@ class SlotCache:
         device: torch.device,
     ) -> None:
         self.length = length
-        shape = (layers, slots, kv_heads, length, head_dim)
+        shape = (layers, slots, kv_heads, -(-length // _BLOCK) * _BLOCK, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * slots

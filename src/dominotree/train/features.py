@@ -58,7 +58,6 @@ class FeatureCache:
         draft_tokens: Tensor,
         top_k: int = 32,
         held_out: int = 60,
-        seed: int = 0,
     ) -> None:
         self.folder, self.corpus, self.draft_tokens = Path(folder), corpus, draft_tokens
         self.layer_ids, self.width, self.top_k = layer_ids, len(layer_ids) * hidden_size, top_k
@@ -75,12 +74,11 @@ class FeatureCache:
                 "hidden_size": hidden_size,
                 "top_k": top_k,
                 "held_out": self.held_out,
-                "seed": seed,
                 "draft_tokens": zlib.crc32(draft_tokens.numpy().tobytes()),
                 "first_sample": zlib.crc32(corpus.read(corpus.samples[0]).numpy().tobytes()),
             }
         )
-        self.order = self._extend_order(seed)
+        self.order = self._extend_order()
         lengths = [corpus.samples[i].length for i in self.order]
         self._rows = np.concatenate([[0], np.cumsum(lengths)])
         self._features = self._open("features.bin", "<u2", self.width)
@@ -102,12 +100,14 @@ class FeatureCache:
                 "another folder, or delete this one."
             )
 
-    def _extend_order(self, seed: int) -> list[int]:
-        """Sequences collected since come last, so that what is cached keeps its place."""
+    def _extend_order(self) -> list[int]:
+        """Sequences collected since come last, so that what is cached keeps its place; no seed changes what is held
+        out, so that runs of different seeds compare.
+        """
         file = self.folder / "order.npy"
         samples = self.corpus.samples
         if not file.exists():
-            order = split_order(samples, self.held_out, seed)
+            order = split_order(samples, self.held_out)
         else:
             order = [int(i) for i in np.load(file)]
             if len(order) > len(samples):
@@ -117,7 +117,7 @@ class FeatureCache:
                 )
             if len(order) == len(samples):
                 return order
-            generator = torch.Generator().manual_seed(seed + len(order))
+            generator = torch.Generator().manual_seed(len(order))
             order += (torch.randperm(len(samples) - len(order), generator=generator) + len(order)).tolist()
         np.save(file, np.array(order))
         return order

@@ -91,7 +91,6 @@ def prepare(
         hidden_size=config.hidden_size,
         draft_tokens=draft_tokens,
         held_out=held_out,
-        seed=settings.seed,
     )
     if fill:
         fill_cache(features, target, report=on_cache)
