@@ -143,7 +143,7 @@ def _judge(drafter: Drafter, draft: Draft, followed: torch.Tensor) -> tuple[torc
 def _logits(drafter: Drafter, draft: Draft, followed: torch.Tensor) -> torch.Tensor:
     """Logits `[batch, depths, V']`, corrected along the tokens that followed where the drafter has a head for it."""
     depths, head = followed.shape[1], drafter.head
-    base = draft.base[:, :depths]
+    base = draft.base[:, :depths].float()
     if head is None:
         return base
     states = [head.initial_state(draft.roots)]

@@ -12,14 +12,14 @@ import torch
 from dominotree.drafters.checkpoint import draft_token_ids
 from dominotree.drafters.config import DrafterConfig
 from dominotree.drafters.domino import DominoHead
-from dominotree.targets.attention import LayerShape, attention_kind, rotate
+from dominotree.targets.attention import LayerShape, attention_kind
 from dominotree.targets.base import Lender
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import rope_table
 from dominotree.targets.elementwise import normalise
 from dominotree.targets.layer import Weights, read_layer
 from dominotree.targets.linear import Linear
-from dominotree.targets.rows import Rows
+from dominotree.targets.rows import Rows, Segment
 from dominotree.targets.stack import Stack
 
 
@@ -27,8 +27,8 @@ from dominotree.targets.stack import Stack
 class Draft:
     """What the backbone says about the K positions behind each root.
 
-    `roots` `[batch]` token ids; `hidden` `[batch, K, H]` in the drafter's dtype; `base` `[batch, K, V']` fp32 logits
-    over the draft vocabulary (the whole vocabulary where there is none).
+    `roots` `[batch]` token ids; in the drafter's dtype `hidden` `[batch, K, H]` and `base` `[batch, K, V']`, logits over
+    the draft vocabulary (the whole vocabulary where there is none).
     """
 
     roots: torch.Tensor
@@ -66,9 +66,6 @@ class Drafter:
         )
         self._layers = Stack([read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)])
         self._to_context = _context_projection(weights, config)
-        self._k_norms = torch.stack(
-            [layer.head_norms.key for layer in self._layers.layers if layer.head_norms is not None]
-        )
         self.token_ids = self._draft_tokens(tensors)
         self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
         head = target.head_weight()
@@ -117,28 +114,21 @@ class Drafter:
 
         `features` `[sum(counts), len(feature_layers) * H]`: the target's layer outputs there, in the same order.
         """
-        columns = [cache.lengths[slot] + i for slot, count in zip(slots, counts, strict=True) for i in range(count)]
-        column = torch.tensor(columns, device=features.device)
-        slot_of_row = torch.tensor(
-            [s for s, n in zip(slots, counts, strict=True) for _ in range(n)], device=features.device
-        )
-        keys, values = self.context(features, column)
-        cache.keys[:, slot_of_row, :, column] = keys.to(cache.keys.dtype)
-        cache.values[:, slot_of_row, :, column] = values.to(cache.values.dtype)
+        added = [Segment(slot, cache.lengths[slot], [0] * count) for slot, count in zip(slots, counts, strict=True)]
+        self.encode(cache, Rows.of(added), features)
         for slot, count in zip(slots, counts, strict=True):
             cache.lengths[slot] += count
 
     @torch.inference_mode()
-    def context(self, features: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values `[rows, layers, kv_heads, head_dim]` of every layer for target features at `positions`."""
+    def encode(self, cache: SlotCache, rows: Rows, features: torch.Tensor) -> None:
+        """Writes every layer's keys and values for `features` `[rows, len(feature_layers) * H]` where `rows` says."""
         c = self.config
         assert self._rope is not None, "new_cache or reach comes first"
+        attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)
         fused = normalise(self._fc(features), self._hidden_norm, c.rms_norm_eps)
-        both = self._to_context(fused).view(len(features), 2, c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
-        keys, values = both.unbind(1)
-        keys = normalise(keys, self._k_norms.new_ones(c.head_dim), c.rms_norm_eps) * self._k_norms[:, None]
-        cos, sin = (table[positions].view(-1, 1, 1, c.head_dim // 2) for table in self._rope)
-        return rotate(keys, cos, sin), values
+        both = self._to_context(fused).chunk(c.num_hidden_layers, dim=1)
+        for i, layer in enumerate(self._layers.layers):
+            attend.keep(i, both[i], layer.head_norms)
 
     @torch.inference_mode()
     def draft(
@@ -150,11 +140,9 @@ class Drafter:
         """
         c, device, batch = self.config, self.target.device, len(slots)
         assert self._rope is not None, "new_cache comes first"
-        root_ids = torch.tensor(roots, device=device)
         depths = c.draft_length if depths is None else min(depths, c.draft_length)
         size = c.block_size - c.draft_length + depths
-        block = torch.full((batch, size), c.mask_token_id, device=device)
-        block[:, 0] = root_ids
+        block = torch.tensor([[root, *[c.mask_token_id] * (size - 1)] for root in roots], device=device)
         rows = Rows.blocks(slots, [cache.lengths[slot] for slot in slots], size)
         attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)
         x = self.target.embed(block.flatten())
@@ -162,8 +150,8 @@ class Drafter:
         hidden = normalise(x, self._norm, c.rms_norm_eps).view(batch, size, -1)
         if not c.shift_label:
             hidden = hidden[:, 1:]
-        base = self._head(hidden.flatten(0, 1)).float().view(batch, depths, -1)
-        return Draft(root_ids, hidden, base)
+        base = self._head(hidden.flatten(0, 1)).view(batch, depths, -1)
+        return Draft(block[:, 0], hidden, base)
 
     def _correction_head(self, tensors: Mapping[str, torch.Tensor]) -> DominoHead:
         used = dict(tensors)
@@ -180,7 +168,7 @@ class Drafter:
 
 
 def _context_projection(weights: Weights, config: DrafterConfig) -> Linear:
-    """Keys, then values, of every layer from fused features: one map `H -> 2 * layers * kv_heads * head_dim`."""
-    names = [f"layers.{i}.self_attn.{part}_proj" for part in "kv" for i in range(config.num_hidden_layers)]
+    """Keys and values of one layer after the other from fused features: `H -> layers * 2 * kv_heads * head_dim`."""
+    names = [f"layers.{i}.self_attn.{part}_proj" for i in range(config.num_hidden_layers) for part in "kv"]
     width = config.num_key_value_heads * config.head_dim
     return weights.linear(names, (width,) * len(names), config.hidden_size, config.attention_bias)

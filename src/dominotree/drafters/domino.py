@@ -70,13 +70,16 @@ class DominoHead:
         self._hidden_half = hidden_half.t().contiguous()  # [H, E]
         self._from_state = torch.cat([gru_hh.detach().float(), state_half]).t().contiguous()  # [G, 3G+E]
         # For the C kernel: rows padded to whole vectors, in bf16 where that loses nothing.
-        narrow = gru_hh.dtype == proj_in.dtype == torch.bfloat16
-        padded = F.pad(self._from_state, (0, -self._from_state.shape[1] % 16))
-        self.kernel_weight = padded.to(torch.bfloat16 if narrow else torch.float32)
+        kept = torch.bfloat16 if gru_hh.dtype == proj_in.dtype == torch.bfloat16 else torch.float32
+        self.kernel_state, self.kernel_hidden = (
+            F.pad(weight, (0, -weight.shape[1] % 16)).to(kept) for weight in (self._from_state, self._hidden_half)
+        )
         fits = proj_out.numel() * 4 <= TABLE_BYTES
         self.proj_out = proj_out.detach().float() if fits else proj_out.detach()  # [V', E]
         self.kernel_proj_out = proj_out.detach() if proj_out.dtype == torch.bfloat16 else self.proj_out
         self.input_table = self._make_input_table()
+        known = self.target_ids(torch.arange(self.vocab_size, device=proj_out.device))
+        self._place = {} if self.input_table is None else {token: i for i, token in enumerate(known.tolist())}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], embed: Embed, *, prefix_len: int) -> "DominoHead":
@@ -91,6 +94,11 @@ class DominoHead:
                 raise InvalidCheckpoint(f"the checkpoint has no tensor {name}; a Domino drafter needs it")
         gru_ih, gru_hh, proj_in, proj_out = (named[name] for name in _RELEASED_NAMES)
         return cls(gru_ih, gru_hh, proj_in, proj_out, embed, prefix_len=prefix_len, d2t=named.get("d2t"))
+
+    @property
+    def has_trie(self) -> bool:
+        """Whether the C kernel can score paths: the GRU's inputs are tabulated and the weights of a dtype it reads."""
+        return self.input_table is not None and self.proj_out.dtype != torch.float16
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids `[...]` of draft-vocabulary indices `[...]`."""
@@ -107,9 +115,12 @@ class DominoHead:
         """The GRU's input products of the roots, fp32 `[B, 3G]`, out of the table where it holds them all."""
         if self.input_table is None:
             return self._input_part(root_ids)
-        known = self.target_ids(torch.arange(self.vocab_size, device=root_ids.device))
-        place = torch.searchsorted(known, root_ids).clamp(max=self.vocab_size - 1)
-        return self.input_table[place] if torch.equal(known[place], root_ids) else self._input_part(root_ids)
+        places = [self._place.get(token, -1) for token in root_ids.tolist()]
+        if min(places) < 0:
+            return self._input_part(root_ids)
+        if len(places) == 1:
+            return self.input_table[places[0] : places[0] + 1]
+        return self.input_table[torch.tensor(places, device=root_ids.device)]
 
     def advance(self, state: Tensor, token_ids: Tensor) -> Tensor:
         """State after choosing target tokens `[...]` from states `[..., G]`, fp32 `[..., G]`."""

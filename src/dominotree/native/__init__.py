@@ -24,7 +24,6 @@ _VOID_FUNCTIONS = {
     "dt_swiglu": [_P, _P, _I, _N, _N, _I],
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
     "dt_pack": [_P, _I, _N, _N, _P],
-    "dt_top": [_P, _N, _N, _N, _P, _P, _I],
 }
 _FOLDER = Path(__file__).parent
 _SOURCES = sorted(_FOLDER.glob("*.c"))
@@ -104,7 +103,9 @@ class RopeStore(ctypes.Structure):
         ("kv_bf16", ctypes.c_int),
         *[
             (name, ctypes.c_void_p)
-            for name in ("qkv", "q_norm", "k_norm", "cos", "sin", "q_out", "keys", "values", "slot", "column")
+            for name in (
+                "qkv", "q_norm", "k_norm", "cos", "sin", "q_out", "keys", "values", "position", "slot", "column",
+            )
         ],
     ]
 
@@ -116,16 +117,16 @@ class Forest(ctypes.Structure):
         *[
             (name, ctypes.c_int64)
             for name in (
-                "sequences", "levels", "width", "size", "children", "state", "rank", "vocab", "prefix", "columns",
+                "sequences", "levels", "width", "size", "children", "state", "rank", "hidden_size", "prefix", "columns",
+                "ranks",
             )
         ],
-        ("weight_bf16", ctypes.c_int),
-        ("proj_bf16", ctypes.c_int),
+        *[(name, ctypes.c_int) for name in ("weight_bf16", "proj_bf16", "hidden_bf16", "threads")],
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "log_prob", "logits", "candidates", "hidden_part", "root", "scale", "from_state", "input_table",
-                "proj_out", "budget", "depth_limit", "place", "parent", "depth", "count", "score",
+                "log_prob", "logits", "candidates", "d2t", "hidden", "root", "scale", "from_state", "from_hidden",
+                "input_table", "proj_out", "budget", "depth_limit", "token", "parent", "depth", "count", "score",
             )
         ],
     ]  # fmt: skip
@@ -206,8 +207,10 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"the C kernels did not build: {error}"
     library.dt_attend.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     library.dt_attend.restype = ctypes.c_int
-    library.dt_grow.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.dt_grow.argtypes = [ctypes.c_void_p]
     library.dt_grow.restype = ctypes.c_int
+    library.dt_top.argtypes = [_P, _I, _N, _N, _N, _P, _P, _I]
+    library.dt_top.restype = _N
     library.dt_lanes.argtypes = []
     library.dt_lanes.restype = ctypes.c_int64
     library.dt_bf16.argtypes = []

@@ -104,7 +104,19 @@ static inline vf exp_nonpositive(vf x) {
     return p * (vf)((k + 127) << 23);
 }
 
+static inline int any(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)x, (__m512i)x) != 0;
+#endif
+    int found = 0;
+    for (int j = 0; j < LANES; j++) found |= x[j];
+    return found != 0;
+}
+
 static inline float sum_lanes(vf x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#endif
     float total = 0.0f;
     for (int j = 0; j < LANES; j++) total += x[j];
     return total;
@@ -119,6 +131,10 @@ static inline void store(void *p, int bf16, int64_t i, vf x) {
         *(vf *)((float *)p + i) = x;
         return;
     }
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256((__m256i *)((uint16_t *)p + i), (__m256i)_mm512_cvtneps_pbh((__m512)x));
+    return;
+#endif
     vu u = (vu)x, rounded = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
     vu nan = (vu)(x != x);
     rounded = (rounded & ~nan) | (nan & 0x7fc0u);

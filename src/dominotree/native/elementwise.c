@@ -97,14 +97,14 @@ void dt_argmax(const void *values, int bf16, int64_t rows, int64_t width, int64_
 
 /* Norms (optional) and rotates queries and keys (half-split RoPE), writes keys and values into the cache at
  * (slot, column). qkv [rows, stride], of which the first (heads + 2 kv_heads) * head_dim are read; q_norm, k_norm
- * [head_dim] or null, of qkv's dtype; cos, sin [rows, head_dim / 2] fp32; q_out [rows, heads, head_dim]. */
+ * [head_dim] or null, of qkv's dtype; q_out [rows, heads, head_dim]. Without heads, keys and values only. */
 void dt_rope_store(const RopeStore *a, int threads) {
     const int64_t dim = a->head_dim, half = dim / 2, kv_heads = a->kv_heads;
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) if (a->rows * a->stride > PARALLEL)
 #endif
     for (int64_t r = 0; r < a->rows; r++) {
-        const float *c = a->cos + r * half, *s = a->sin + r * half;
+        const float *c = a->cos + a->position[r] * half, *s = a->sin + a->position[r] * half;
         for (int64_t h = 0; h < a->heads + 2 * kv_heads; h++) {
             const int64_t from = r * a->stride + h * dim;
             const int is_q = h < a->heads, is_v = h >= a->heads + kv_heads;

@@ -23,9 +23,9 @@ typedef struct {
     int bf16, kv_bf16;
     void *qkv;
     const void *q_norm, *k_norm;
-    const float *cos, *sin;
+    const float *cos, *sin;          /* [positions, head_dim / 2] */
     void *q_out, *keys, *values;
-    const int64_t *slot, *column;
+    const int64_t *position, *slot, *column; /* [rows] */
 } RopeStore;
 
 typedef struct {

@@ -8,23 +8,30 @@
 
 typedef struct {
     int64_t sequences, levels, width, size, children; /* K depths, M candidates, rows of the result, children a node */
-    int64_t state, rank, vocab;                       /* G, E, V'; state 0: scores do not depend on the path */
+    int64_t state, rank, hidden_size;                 /* G, E, H; state 0: scores do not depend on the path */
     int64_t prefix;                                   /* depths whose scores are in log_prob whatever the path */
-    int64_t columns;                                  /* padded 3G + E: row length of from_state */
-    int weight_bf16, proj_bf16;
+    int64_t columns, ranks;                           /* padded 3G + E and E: row lengths of from_state, from_hidden */
+    int weight_bf16, proj_bf16, hidden_bf16;          /* weight: of from_state and from_hidden */
+    int threads;
     const float *log_prob;      /* [sequences, state ? prefix : levels, width] */
     const float *logits;        /* [sequences, levels, width] base logits of the candidates */
-    const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices */
-    const float *hidden_part;   /* [sequences, levels, rank] */
+    const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices; null: 0 .. width - 1 */
+    const int64_t *d2t;         /* [V'] from a draft index to its target id, as an offset; null: the index is the id */
+    const void *hidden;         /* [sequences, levels, H] the backbone's output */
     const float *root;          /* [sequences, 3G] input parts of the roots */
-    const float *scale;         /* [sequences] factor of every correction */
+    const float *scale;         /* [sequences] factor of every correction; null: 1 */
     const void *from_state;     /* [G, columns] */
+    const void *from_hidden;    /* [H, ranks] */
     const float *input_table;   /* [V', 3G] */
     const void *proj_out;       /* [V', E] */
     const int64_t *budget, *depth_limit; /* [sequences] */
-    int64_t *place, *parent, *depth, *count; /* [sequences, size] and [sequences] */
+    int64_t *token, *parent, *depth, *count; /* [sequences, size] and [sequences] */
     float *score;               /* [sequences, size] */
 } Forest;
+
+#define OUT_OF_MEMORY 1
+#define NOT_FINITE 2
+#define PARALLEL 65536 /* multiplications of a node from which on a second thread pays */
 
 typedef struct {
     float score;
@@ -43,20 +50,18 @@ static inline vf sigmoid(vf x) {
     return top / (1.0f + e);
 }
 
-/* out[columns] = state[G] @ from_state */
-static void products(const Forest *f, const float *state, float *out) {
+/* out[columns] = x[n] @ weight[n, columns]; columns in whole vectors */
+static void products(const float *x, int64_t n, const void *weight, int bf16, int64_t columns, float *out) {
     int64_t c = 0;
-    for (; c + 8 * LANES <= f->columns; c += 8 * LANES) {
+    for (; c + 8 * LANES <= columns; c += 8 * LANES) {
         vf a[8] = {{0}};
-        for (int64_t g = 0; g < f->state; g++)
-            for (int j = 0; j < 8; j++)
-                a[j] = fused(all(state[g]), load(f->from_state, f->weight_bf16, g * f->columns + c + j * LANES), a[j]);
+        for (int64_t i = 0; i < n; i++)
+            for (int j = 0; j < 8; j++) a[j] = fused(all(x[i]), load(weight, bf16, i * columns + c + j * LANES), a[j]);
         for (int j = 0; j < 8; j++) *(vf *)(out + c + j * LANES) = a[j];
     }
-    for (; c < f->columns; c += LANES) {
+    for (; c < columns; c += LANES) {
         vf a = {0};
-        for (int64_t g = 0; g < f->state; g++)
-            a = fused(all(state[g]), load(f->from_state, f->weight_bf16, g * f->columns + c), a);
+        for (int64_t i = 0; i < n; i++) a = fused(all(x[i]), load(weight, bf16, i * columns + c), a);
         *(vf *)(out + c) = a;
     }
 }
@@ -77,29 +82,52 @@ static void gru(int64_t size, const float *state, const float *recurrent, const 
     }
 }
 
-/* log_prob[width] of the candidates of one depth, for a node with these products; inner is scratch [rank]. */
-static void conditional(const Forest *f, int64_t at, float scale, const float *product, float *inner, float *log_prob) {
-    const float *hidden = f->hidden_part + at * f->rank, *logits = f->logits + at * f->width;
-    const int64_t *ids = f->candidates + at * f->width;
-    for (int64_t e = 0; e < f->rank; e++) {
-        float x = hidden[e] + product[3 * f->state + e];
+static inline int64_t draft_id(const Forest *f, int64_t at, int64_t place) {
+    return f->candidates ? f->candidates[at * f->width + place] : place;
+}
+
+/* What the backbone's output at depth `at` (counted through all sequences) adds inside the correction, into
+ * part[ranks]; wide is scratch [hidden_size]. Returns 0, or NOT_FINITE. */
+static int hidden_part(const Forest *f, int64_t at, float *wide, float *part) {
+    for (int64_t i = 0; i < f->hidden_size; i++) wide[i] = get(f->hidden, f->hidden_bf16, at * f->hidden_size + i);
+    products(wide, f->hidden_size, f->from_hidden, f->weight_bf16, f->ranks, part);
+    float total = 0.0f;
+    for (int64_t e = 0; e < f->rank; e++) total += part[e] * 0.0f; /* 0, or NaN where one is not finite */
+    return total == 0.0f ? 0 : NOT_FINITE;
+}
+
+/* log_prob[width] of the candidates of one depth, for a node with these products; inner is scratch [rank], log_prob has
+ * room for whole vectors. */
+static void conditional(const Forest *f, int64_t at, float scale, const float *hidden, const float *product, float *inner,
+                        float *log_prob) {
+    const float *logits = f->logits + at * f->width, *given = product + 3 * f->state;
+    int64_t e = 0;
+    for (; e + LANES <= f->rank; e += LANES) {
+        const vf x = *(const vf *)(hidden + e) + *(const vf *)(given + e);
+        *(vf *)(inner + e) = x * sigmoid(x) * scale;
+    }
+    for (; e < f->rank; e++) {
+        const float x = hidden[e] + given[e];
         inner[e] = x * sigmoid_one(x) * scale;
     }
-    float top = -INFINITY;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(f->threads) if (f->width * f->rank > PARALLEL)
+#endif
     for (int64_t m = 0; m < f->width; m++) {
-        const int64_t row = ids[m] * f->rank;
+        const int64_t row = draft_id(f, at, m) * f->rank;
         vf sum = {0};
         float rest = 0.0f;
-        int64_t e = 0;
-        for (; e + LANES <= f->rank; e += LANES)
-            sum = fused(*(vf *)(inner + e), load(f->proj_out, f->proj_bf16, row + e), sum);
-        for (; e < f->rank; e++) rest += inner[e] * get(f->proj_out, f->proj_bf16, row + e);
+        int64_t i = 0;
+        for (; i + LANES <= f->rank; i += LANES) sum = fused(*(vf *)(inner + i), load(f->proj_out, f->proj_bf16, row + i), sum);
+        for (; i < f->rank; i++) rest += inner[i] * get(f->proj_out, f->proj_bf16, row + i);
         log_prob[m] = logits[m] + (sum_lanes(sum) + rest);
-        top = log_prob[m] > top ? log_prob[m] : top;
     }
-    double total = 0.0;
-    for (int64_t m = 0; m < f->width; m++) total += expf(log_prob[m] - top);
-    const float normaliser = top + logf((float)total);
+    float top = -INFINITY;
+    for (int64_t m = 0; m < f->width; m++) top = log_prob[m] > top ? log_prob[m] : top;
+    for (int64_t m = f->width; m % LANES; m++) log_prob[m] = -INFINITY;
+    vf total = {0};
+    for (int64_t m = 0; m < f->width; m += LANES) total += exp_nonpositive(*(vf *)(log_prob + m) - top);
+    const float normaliser = top + logf(sum_lanes(total));
     for (int64_t m = 0; m < f->width; m++) log_prob[m] -= normaliser;
 }
 
@@ -134,40 +162,46 @@ static int64_t sort_children(const Forest *f, float parent, const float *log_pro
 static int grow_tree(const Forest *f, int64_t b) {
     const int64_t budget = f->budget[b] < f->size ? f->budget[b] : f->size;
     const int64_t limit = f->depth_limit[b] < f->levels ? f->depth_limit[b] : f->levels;
-    int64_t *place = f->place + b * f->size, *parent = f->parent + b * f->size, *depth = f->depth + b * f->size;
+    int64_t *token = f->token + b * f->size, *parent = f->parent + b * f->size, *depth = f->depth + b * f->size;
     float *score = f->score + b * f->size;
+    for (int64_t i = 0; i < f->size; i++) token[i] = 0, parent[i] = -1, depth[i] = 0, score[i] = -INFINITY;
     f->count[b] = 0;
     if (budget <= 0 || limit <= 0) return 0;
     const int64_t most = budget < f->width ? budget : f->width, record = f->state + f->columns;
-    const int64_t nodes = budget + 1; /* the root is node 0 */
-    float *records = malloc((size_t)(nodes * record + f->rank + f->width) * sizeof(float) + 64);
+    const int64_t nodes = budget + 1, wide = f->width + LANES; /* the root is node 0 */
+    float *records = malloc((size_t)(nodes * record + f->rank + wide + f->hidden_size + limit * f->ranks) * sizeof(float) + 64);
     Child *sorted = malloc((size_t)(nodes * most + 2 * f->width) * sizeof(Child));
-    int64_t *cursor = malloc((size_t)(2 * nodes) * sizeof(int64_t)), *known = cursor + nodes;
-    if (!records || !sorted || !cursor) {
-        free(records), free(sorted), free(cursor);
-        return 1;
-    }
-    float *inner = records + nodes * record, *log_prob = inner + f->rank;
+    int64_t *cursor = calloc((size_t)(3 * nodes + limit), sizeof(int64_t));
+    int failed = 0;
+    if (!records || !sorted || !cursor) failed = OUT_OF_MEMORY;
+    int64_t *known = cursor + nodes, *chosen_id = known + nodes, *ready = chosen_id + nodes;
+    float *inner = records + nodes * record, *log_prob = inner + f->rank, *input = log_prob + wide;
+    float *parts = input + f->hidden_size;
     Child *scratch = sorted + nodes * most;
-    for (int64_t taken = 0;; taken++) { /* node `taken` (0: the root) was taken last: put its children on the frontier */
+    for (int64_t taken = 0; !failed; taken++) { /* node `taken` (0: the root) was taken last: its children come next */
         const int64_t node = taken - 1, below = taken ? depth[node] + 1 : 0, at = b * f->levels + below;
-        cursor[taken] = known[taken] = 0;
         if (below < limit) {
             float *own = records + taken * record;
-            if (f->state && !taken) {
-                memset(own, 0, (size_t)record * sizeof(float)); /* the empty path: zero state, zero products */
-                gru(f->state, own, own + f->state, f->root + b * 3 * f->state, own);
-                products(f, own, own + f->state);
-            } else if (f->state) {
-                const float *above = records + (parent[node] + 1) * record;
-                const int64_t id = f->candidates[(b * f->levels + depth[node]) * f->width + place[node]];
-                gru(f->state, above, above + f->state, f->input_table + id * 3 * f->state, own);
-                products(f, own, own + f->state);
+            if (f->state) {
+                const float *above = own, *with = f->root + b * 3 * f->state;
+                if (taken) {
+                    above = records + (parent[node] + 1) * record;
+                    with = f->input_table + chosen_id[taken] * 3 * f->state;
+                } else {
+                    memset(own, 0, (size_t)record * sizeof(float)); /* the empty path: zero state, zero products */
+                }
+                gru(f->state, above, above + f->state, with, own);
+                products(own, f->state, f->from_state, f->weight_bf16, f->columns, own + f->state);
             }
             const float *given = log_prob;
             if (!f->state) given = f->log_prob + at * f->width;
             else if (below < f->prefix) given = f->log_prob + (b * f->prefix + below) * f->width;
-            else conditional(f, at, f->scale[b], own + f->state, inner, log_prob);
+            else {
+                float *part = parts + below * f->ranks;
+                if (!ready[below]) failed = hidden_part(f, at, input, part);
+                ready[below] = 1;
+                conditional(f, at, f->scale ? f->scale[b] : 1.0f, part, own + f->state, inner, log_prob);
+            }
             known[taken] = sort_children(f, taken ? score[node] : 0.0f, given, most, scratch, sorted + taken * most);
         }
         if (taken == budget) break;
@@ -182,54 +216,55 @@ static int grow_tree(const Forest *f, int64_t b) {
         }
         if (best < 0 || !(best_score > -INFINITY)) break;
         const Child *chosen = &sorted[best * most + cursor[best]++];
-        place[taken] = chosen->place;
+        const int64_t id = draft_id(f, b * f->levels + best_depth, chosen->place);
+        chosen_id[taken + 1] = id;
+        token[taken] = f->d2t ? id + f->d2t[id] : id;
         parent[taken] = best - 1;
         depth[taken] = best_depth;
         score[taken] = chosen->score;
         f->count[b] = taken + 1;
     }
     free(records), free(sorted), free(cursor);
-    return 0;
+    return failed;
 }
 
-/* Returns 0, or 1 when memory ran out. Rows beyond a tree's count are left as they were. */
-int dt_grow(const Forest *f, int threads) {
+/* Returns 0, OUT_OF_MEMORY, or NOT_FINITE where the backbone's output is. Rows beyond a tree's count are padding. */
+int dt_grow(const Forest *f) {
     int failed = 0;
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) num_threads(threads) reduction(| : failed) if (f->sequences > 1)
+#pragma omp parallel for schedule(dynamic) num_threads(f->threads) reduction(| : failed) if (f->sequences > 1)
 #endif
     for (int64_t b = 0; b < f->sequences; b++) failed |= grow_tree(f, b);
     return failed;
 }
 
-/* The k largest of each row of values[rows, width], value descending, then index ascending; out begins with a NaN where
- * the row holds one. */
-void dt_top(const float *values, int64_t rows, int64_t width, int64_t k, float *out, int64_t *index, int threads) {
+/* The k largest of each row of values[rows, width], value descending, then index ascending. Returns how many rows hold
+ * a NaN or have no finite largest value. */
+int64_t dt_top(const void *values, int bf16, int64_t rows, int64_t width, int64_t k, float *out, int64_t *index, int threads) {
+    int64_t wrong = 0;
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) if (rows > 1)
+#pragma omp parallel for num_threads(threads) reduction(+ : wrong) if (rows > 1)
 #endif
     for (int64_t r = 0; r < rows; r++) {
-        const float *row = values + r * width;
         float *best = out + r * k;
         int64_t *where = index + r * k, kept = 0;
         int bad = 0;
         for (int64_t c = 0; c < width; c += LANES) {
             const int64_t end = c + LANES < width ? c + LANES : width;
             if (kept == k && end - c == LANES) { /* most vectors hold nothing that is larger than the least one kept */
-                vf x = *(const vf *)(row + c);
-                vi above = (x > best[k - 1]) | (x != x);
-                int any = 0;
-                for (int j = 0; j < LANES; j++) any |= above[j];
-                if (!any) continue;
+                const vf x = load(values, bf16, r * width + c);
+                if (!any((x > best[k - 1]) | (x != x))) continue;
             }
             for (int64_t i = c; i < end; i++) {
-                bad |= row[i] != row[i];
-                if (kept == k && !(row[i] > best[k - 1])) continue;
+                const float x = get(values, bf16, r * width + i);
+                bad |= x != x;
+                if (kept == k && !(x > best[k - 1])) continue;
                 int64_t at = kept < k ? kept++ : k - 1;
-                for (; at > 0 && row[i] > best[at - 1]; at--) best[at] = best[at - 1], where[at] = where[at - 1];
-                best[at] = row[i], where[at] = i;
+                for (; at > 0 && x > best[at - 1]; at--) best[at] = best[at - 1], where[at] = where[at - 1];
+                best[at] = x, where[at] = i;
             }
         }
-        if (bad) best[0] = NAN;
+        wrong += bad || !isfinite(best[0]);
     }
+    return wrong;
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -56,12 +57,9 @@ class Attention(Protocol):
         """
         ...
 
-
-def split_heads(qkv: torch.Tensor, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Views `[rows, heads or kv_heads, head_dim]` of queries, keys and values."""
-    rows, width = qkv.shape
-    by_head = qkv.view(rows, heads + 2 * kv_heads, width // (heads + 2 * kv_heads))
-    return by_head[:, :heads], by_head[:, heads : heads + kv_heads], by_head[:, heads + kv_heads :]
+    def keep(self, layer: int, kv: torch.Tensor, norms: HeadNorms | None) -> None:
+        """Stores keys and values only: `kv` `[rows, 2 * kv_heads * head_dim]`, its rows contiguous; may overwrite it."""
+        ...
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -77,8 +75,7 @@ class NativeAttention:
         self._library = native.library()
         _, _, self.kv_heads, length, head_dim = cache.keys.shape
         self._cache, self._rows, self.heads = cache, rows, heads
-        positions = torch.from_numpy(rows.positions)
-        self._cos, self._sin = cos[positions], sin[positions]
+        self._tables = cos, sin  # kept while the pointers are in use
         self._threads = torch.get_num_threads()
         self._layer_bytes = cache.keys.stride(0) * cache.keys.element_size()
         self._args = native.Attention(
@@ -100,11 +97,23 @@ class NativeAttention:
             head_dim=head_dim,
             length=length,
             kv_bf16=self._args.kv_bf16,
-            cos=self._cos.data_ptr(),
-            sin=self._sin.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            position=rows.positions.ctypes.data,
             slot=rows.slots.ctypes.data,
             column=rows.columns.ctypes.data,
         )
+
+    def keep(self, layer: int, kv: torch.Tensor, norms: HeadNorms | None) -> None:
+        store = self._store
+        store.heads, store.q_out = 0, None
+        store.keys = self._cache.keys.data_ptr() + layer * self._layer_bytes
+        store.values = self._cache.values.data_ptr() + layer * self._layer_bytes
+        store.qkv, store.stride, store.bf16 = kv.data_ptr(), kv.stride(0), int(kv.dtype == torch.bfloat16)
+        if norms is not None:
+            store.k_norm, store.eps = norms.key.data_ptr(), norms.eps
+        self._library.dt_rope_store(ctypes.byref(store), self._threads)
+        store.heads = self.heads
 
     def __call__(self, layer: int, qkv: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
         args, store = self._args, self._store
@@ -167,23 +176,39 @@ class TorchAttention:
         self._first, self._last = int(rows.slots.min()), int(rows.slots.max())
         self._width = max(len(segment.tokens) for segment in rows.segments)
         self._length = int(rows.columns.max()) + 1
-        place, sequence = rows.places(self._first)
-        self._place, self._sequence = torch.from_numpy(place).to(device), torch.from_numpy(sequence).to(device)
-        mask = rows.mask(self._first, self._last, self._width, self._length)
-        self._mask = torch.from_numpy(mask).to(device).unsqueeze(1)  # [slots, 1, width, length]
+        self._rows = rows
 
-    def __call__(self, layer: int, qkv: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
-        q, k, v = split_heads(qkv, self.heads, self.kv_heads)
-        if norms is not None:
-            q, k = normalise(q, norms.query, norms.eps), normalise(k, norms.key, norms.eps)
+    @cached_property
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        place, sequence = self._rows.places(self._first)
+        return torch.from_numpy(sequence).to(self._cos.device), torch.from_numpy(place).to(self._cos.device)
+
+    @cached_property
+    def _mask(self) -> torch.Tensor:
+        """`[slots, 1, width, length]`."""
+        mask = self._rows.mask(self._first, self._last, self._width, self._length)
+        return torch.from_numpy(mask).to(self._cos.device).unsqueeze(1)
+
+    def keep(self, layer: int, kv: torch.Tensor, norms: HeadNorms | None) -> None:
+        by_head = kv.view(len(kv), 2, self.kv_heads, -1)
+        k = by_head[:, 0] if norms is None else normalise(by_head[:, 0], norms.key, norms.eps)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys[self._slots, :, self._columns] = rotate(k, self._cos, self._sin).to(keys.dtype)
-        values[self._slots, :, self._columns] = v.to(values.dtype)
+        values[self._slots, :, self._columns] = by_head[:, 1].to(values.dtype)
+
+    def __call__(self, layer: int, qkv: torch.Tensor, norms: HeadNorms | None) -> torch.Tensor:
+        width = qkv.shape[1] // (self.heads + 2 * self.kv_heads)
+        q, kv = qkv.split_with_sizes([self.heads * width, 2 * self.kv_heads * width], dim=1)
+        self.keep(layer, kv, norms)
+        q = q.view(len(q), self.heads, width)
+        if norms is not None:
+            q = normalise(q, norms.query, norms.eps)
         padded = q.new_zeros(self._last - self._first + 1, self._width, *q.shape[1:])
-        padded[self._sequence, self._place] = rotate(q, self._cos, self._sin)
+        padded[self._places] = rotate(q, self._cos, self._sin)
         used = slice(self._first, self._last + 1)
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
         out = self._attend(padded.transpose(1, 2), keys[used, :, : self._length], values[used, :, : self._length])
-        return out.transpose(1, 2)[self._sequence, self._place].flatten(1)
+        return out.transpose(1, 2)[self._places].flatten(1)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         # [slots, heads, width, head_dim] x [slots, kv_heads, length, head_dim]; a cache may be wider than its model

@@ -47,12 +47,12 @@ class Rows:
         return len(self.tokens)
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], *, least: int = 1) -> Rows:
+    def of(cls, segments: Sequence[Segment], *, least: int = 1, positions: Ints | None = None) -> Rows:
         """Flattens segments; with `least` 2 a pass of a single row gets it twice, for kernels that treat one row
-        differently.
+        differently. `positions` are the rows' where they do not follow from their columns.
         """
         tokens: list[int] = []
-        positions: list[int] = []
+        at: list[int] = []
         slots: list[int] = []
         columns: list[int] = []
         contiguous: list[int] = []
@@ -65,14 +65,14 @@ class Rows:
             slots += [segment.slot] * count
             columns += range(start, start + count)
             if segment.parents is None:
-                positions += range(start, start + count)
+                at += range(start, start + count)
                 contiguous += range(start + 1, start + count + 1)
                 tails += [[]] * count
                 continue
             paths: list[list[int]] = [[]]
             for row, parent in enumerate(segment.parents, start=1):
                 paths.append([*paths[parent], start + row])
-            positions += [start + len(path) for path in paths]
+            at += [start + len(path) for path in paths]
             contiguous += [start + 1] * count
             tails += paths
         starts = np.zeros(len(tokens) + 1, dtype=np.int64)
@@ -80,7 +80,7 @@ class Rows:
         return cls(
             segments=segments,
             tokens=np.array(tokens, dtype=np.int64),
-            positions=np.array(positions, dtype=np.int64),
+            positions=np.array(at, dtype=np.int64) if positions is None else positions,
             slots=np.array(slots, dtype=np.int64),
             columns=np.array(columns, dtype=np.int64),
             contiguous=np.array(contiguous, dtype=np.int64),
@@ -95,16 +95,17 @@ class Rows:
         The rows carry no tokens: a drafter makes its own.
         """
         count = len(slots) * size
-        columns = (np.array(starts, dtype=np.int64)[:, None] + np.arange(size)).ravel()
+        columns = np.add.outer(np.array(starts, dtype=np.int64), np.arange(size)).ravel()
+        zeros = np.zeros(count + 1, dtype=np.int64)
         return cls(
             segments=[Segment(slot, start, [0] * size) for slot, start in zip(slots, starts, strict=True)],
-            tokens=np.zeros(count, dtype=np.int64),
+            tokens=zeros[:count],
             positions=columns,
             slots=np.repeat(np.array(slots, dtype=np.int64), size),
             columns=columns,
             contiguous=np.repeat(np.array(starts, dtype=np.int64) + size, size),
-            tail_start=np.zeros(count + 1, dtype=np.int64),
-            tail=np.zeros(1, dtype=np.int64),
+            tail_start=zeros,
+            tail=zeros[:1],
         )
 
     def mask(self, first_slot: int, last_slot: int, width: int, length: int) -> npt.NDArray[np.bool_]:

@@ -29,9 +29,9 @@ def build(
     nothing waits for the device where `size` is given and limits are ints or tensors on it, so the build can be
     traced and captured; the values of tensors are not checked then. Raises `InvalidRequest` for a limit out of range.
     """
-    batch, levels, width = scorer.tokens.shape
+    batch, levels, width = scorer.candidates.shape
     children = children_per_node(node_topk, width)
-    device = scorer.tokens.device
+    device = scorer.candidates.device
     if early_stop is None:
         early_stop = device.type == "cpu" and not torch.compiler.is_compiling()
     if early_stop:
@@ -42,7 +42,7 @@ def build(
         depth_limit = [min(d, levels) for d in per_sequence(max_depth, batch, levels, "max_depth")]
         trie = scorer.trie() if native.available() else None
         if trie is not None:
-            return build_heap(trie, scorer.tokens, budget, children, depth_limit)
+            return build_heap(trie, budget, children, depth_limit)
         limits = (torch.tensor(values, dtype=torch.int64) for values in (budget, depth_limit))
         return trimmed(build_layers(scorer, next(limits), max(budget, default=0), children, next(limits)))
     if size is None:

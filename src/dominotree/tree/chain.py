@@ -37,9 +37,9 @@ def corrected_chain(
     of the roots. The correction covers all V' and is multiplied by `scale` `[B]` (None: 1); depths below the head's
     `prefix_len` are left as they are.
     """
+    if base.device.type == "cpu" and native.available() and head.has_trie:
+        return _native_chain(base, hidden, root_ids, head, max_depth, scale)
     hidden_part = head.hidden_part(hidden)
-    if base.device.type == "cpu" and native.available() and head.input_table is not None:
-        return _native_chain(base, hidden_part, head.root_inputs(root_ids), head, max_depth, scale)
     state = head.pack(head.initial_state(root_ids))
     best, log_prob = [], []
     for depth in range(base.shape[1]):
@@ -56,17 +56,17 @@ def corrected_chain(
 
 
 def _native_chain(
-    base: Tensor, hidden_part: Tensor, root: Tensor, head: DominoHead, max_depth: Limit | None, scale: Tensor | None
+    base: Tensor, hidden: Tensor, root_ids: Tensor, head: DominoHead, max_depth: Limit | None, scale: Tensor | None
 ) -> Trees:
-    """The chain as a tree whose nodes have one child each."""
-    batch, levels, vocab = base.shape
+    """The chain as a tree whose nodes have one child each, out of all V' candidates."""
+    batch, levels, _ = base.shape
     logits = base.detach().float()
-    ids = torch.arange(vocab, device=base.device).expand(batch, levels, vocab)
-    uncorrected = logits[:, : head.prefix_len].log_softmax(dim=-1)
-    factor = torch.ones(batch) if scale is None else scale
-    trie = Trie(ids, uncorrected, PathDependence(logits, hidden_part, root, factor, head))
+    uncorrected = logits[:, : head.prefix_len]
+    if head.prefix_len:
+        uncorrected = uncorrected.log_softmax(dim=-1)
+    trie = Trie(None, uncorrected, head.d2t, PathDependence(logits, hidden, root_ids, scale, head))
     depths = per_sequence(max_depth, batch, levels, "max_depth")
-    return build_heap(trie, head.target_ids(ids), depths, 1, depths)
+    return build_heap(trie, depths, 1, depths)
 
 
 def _chain(token: Tensor, log_prob: Tensor, max_depth: Limit | None) -> Trees:

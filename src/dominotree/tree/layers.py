@@ -21,8 +21,9 @@ def build_layers(scorer: Scorer, budget: Tensor, size: int, children: int, depth
     `depth_limit [B]` caps the length of paths. The result has `size` rows, padding behind a tree's nodes; a
     budget above `size` counts as `size`.
     """
-    batch, levels, _ = scorer.tokens.shape
-    best = Trees.empty(batch, 0, scorer.tokens.device)
+    batch, levels, _ = scorer.candidates.shape
+    best = Trees.empty(batch, 0, scorer.candidates.device)
+    tokens = scorer.tokens
     best_id = best.token  # [B, <=n]: number of a node, counted through all layers
     parent_ids: list[Tensor] = []  # per layer [B, L]
     state = scorer.root_state()[:, None]  # [B, L, S]
@@ -35,7 +36,7 @@ def build_layers(scorer: Scorer, budget: Tensor, size: int, children: int, depth
         first = sum(p.shape[1] for p in parent_ids)
         parent_ids.append(parent_id)
         ids = torch.arange(first, first + lane.shape[1], device=lane.device).expand(batch, -1)
-        token = scorer.tokens[:, depth].gather(1, place)
+        token = tokens[:, depth].gather(1, place)
 
         known = best.size
         merged, order = stable_topk(torch.cat([best.score, layer_score], 1), min(size, known + lane.shape[1]))

@@ -27,17 +27,16 @@ def top_candidates(base: Tensor, width: int) -> tuple[Tensor, Tensor]:
     logit descending, then index ascending. On a CPU a depth without a finite largest logit raises
     `NumericalError`; elsewhere, and while tracing, nothing is checked, so that nothing waits for the device.
     """
-    base = base.float()
     vocab = base.shape[-1]
     width = min(width, vocab) if width else vocab
     if base.device.type != "cpu" or torch.compiler.is_compiling():
-        return stable_topk(base, width)
+        return stable_topk(base.float(), width)
+    if width < vocab and base.dtype in (torch.float32, torch.bfloat16) and native.available():
+        return _native_topk(base, width)
     if width == vocab:
-        logits, ids = torch.sort(base, dim=-1, descending=True, stable=True)
-    elif native.available():
-        logits, ids = _native_topk(base, width)
+        logits, ids = torch.sort(base.float(), dim=-1, descending=True, stable=True)
     else:
-        logits, ids = stable_topk(base, width)
+        logits, ids = stable_topk(base.float(), width)
     check_finite(logits[..., 0])
     return logits, ids
 
@@ -47,16 +46,24 @@ def check_finite(values: Tensor) -> None:
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         return
     if not bool(torch.isfinite(values).all()):
-        raise NumericalError("the drafter produced NaN or infinite values; its weights or its target are broken")
+        raise broken()
+
+
+def broken() -> NumericalError:
+    """The error for values that are not finite."""
+    return NumericalError("the drafter produced NaN or infinite values; its weights or its target are broken")
 
 
 def _native_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`stable_topk` by a C kernel; a row with a NaN among its values begins with one."""
+    """`stable_topk` of fp32 or bf16 by a C kernel; raises where a row holds a NaN or has no finite largest value."""
     rows = values.contiguous()
-    best = rows.new_empty(*values.shape[:-1], k)
+    best = torch.empty(*values.shape[:-1], k)
     ids = torch.empty(best.shape, dtype=torch.int64)
-    native.library().dt_top(
-        rows.data_ptr(), rows.numel() // rows.shape[-1], rows.shape[-1], k, best.data_ptr(), ids.data_ptr(),
+    width = rows.shape[-1]
+    wrong = native.library().dt_top(
+        rows.data_ptr(), rows.dtype == torch.bfloat16, rows.numel() // width, width, k, best.data_ptr(), ids.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip
+    if wrong:
+        raise broken()
     return best, ids

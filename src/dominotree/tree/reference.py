@@ -33,7 +33,7 @@ def build_reference(
     descending, depth, the parent's place in the tree, place among the candidates. A node of probability 0 is
     never taken. Raises `InvalidRequest` for a limit out of range.
     """
-    batch, levels, width = scorer.tokens.shape
+    batch, levels, width = scorer.candidates.shape
     children = children_per_node(node_topk, width)
     budget = per_sequence(budgets, batch, 0, "budgets")
     depth_limit = [min(d, levels) for d in per_sequence(max_depth, batch, levels, "max_depth")]

@@ -20,10 +20,15 @@ class Scorer(Protocol):
     the path to it. S may be 0.
     """
 
-    candidates: Tensor
-    """`[B, K, M]` int64, draft-vocabulary indices: base logit descending, then index ascending."""
-    tokens: Tensor
-    """`[B, K, M]` int64, the same candidates as target token ids."""
+    @property
+    def candidates(self) -> Tensor:
+        """`[B, K, M]` int64, draft-vocabulary indices: base logit descending, then index ascending."""
+        ...
+
+    @property
+    def tokens(self) -> Tensor:
+        """`[B, K, M]` int64, the same candidates as target token ids."""
+        ...
 
     def root_state(self) -> Tensor:
         """State of the empty path, `[B, S]`."""
@@ -49,11 +54,15 @@ class Scorer(Protocol):
 class SharedScorer:
     """A scorer whose log-probabilities, fp32 `[B, K, M]`, do not depend on the path."""
 
-    def __init__(self, candidates: Tensor, tokens: Tensor, log_prob: Tensor) -> None:
-        """Take candidates and their target ids, int64 `[B, K, M]`, and `log_prob [B, K, M]`."""
+    def __init__(self, candidates: Tensor, log_prob: Tensor, d2t: Tensor | None) -> None:
+        """Take candidates, int64 `[B, K, M]`, `log_prob [B, K, M]` and the draft vocabulary's offsets."""
         self.candidates = candidates
-        self.tokens = tokens
-        self._log_prob = log_prob
+        self._log_prob, self._d2t = log_prob, d2t
+
+    @property
+    def tokens(self) -> Tensor:
+        """Target token ids of the candidates, `[B, K, M]`."""
+        return to_target_ids(self.candidates, self._d2t)
 
     def root_state(self) -> Tensor:
         """An empty state, `[B, 0]`."""
@@ -73,7 +82,7 @@ class SharedScorer:
 
     def trie(self) -> Trie | None:
         """See `Scorer.trie`."""
-        return Trie(self.candidates, self._log_prob)
+        return Trie(self.candidates, self._log_prob, self._d2t)
 
 
 class MarginalScorer(SharedScorer):
@@ -84,10 +93,9 @@ class MarginalScorer(SharedScorer):
 
         Raises `NumericalError` on a CPU where a depth has no finite largest logit.
         """
-        base = base.detach().float()
-        logits, candidates = top_candidates(base, width)
-        log_prob = logits - torch.logsumexp(base, dim=-1, keepdim=True)
-        super().__init__(candidates, to_target_ids(candidates, d2t), log_prob)
+        logits, candidates = top_candidates(base.detach(), width)
+        log_prob = logits - torch.logsumexp(base.detach().float(), dim=-1, keepdim=True)
+        super().__init__(candidates, log_prob, d2t)
 
 
 class ConditionalScorer:
@@ -110,27 +118,39 @@ class ConditionalScorer:
         `width` is M, 0 for V'; `scale` `[B]` multiplies every correction (None: 1). Raises `NumericalError` on a CPU
         where a depth has no finite largest logit.
         """
-        base = base.detach().float()
-        self._logits, self.candidates = top_candidates(base, width)
-        self.tokens = head.target_ids(self.candidates)
-        self._head = head
-        self._scale = None if scale is None else scale[:, None, None]  # [B, 1, 1]
-        self._hidden_part = head.hidden_part(hidden)
-        check_finite(self._hidden_part)
+        self._logits, self.candidates = top_candidates(base.detach(), width)
+        self._hidden, self._root_ids, self._head = hidden, root_ids, head
+        self._scale = scale
         self._prefix = min(head.prefix_len, base.shape[1])
-        normaliser = torch.logsumexp(base[:, : self._prefix], dim=-1, keepdim=True)
-        self._prefix_log_prob = self._logits[:, : self._prefix] - normaliser
+        self._prefix_log_prob = self._logits[:, : self._prefix]
+        if self._prefix:
+            normaliser = torch.logsumexp(base[:, : self._prefix].detach().float(), dim=-1, keepdim=True)
+            self._prefix_log_prob = self._prefix_log_prob - normaliser
         # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
         self._whole = self.candidates.shape[-1] == head.vocab_size
-        self._rows: Tensor | None = None
-        self._root_ids = root_ids
+        self._given_part: Tensor | None = None
+        self._given_rows: Tensor | None = None
 
+    @property
+    def tokens(self) -> Tensor:
+        """Target token ids of the candidates, `[B, K, M]`."""
+        return self._head.target_ids(self.candidates)
+
+    @property
+    def _hidden_part(self) -> Tensor:
+        """What the backbone's output adds inside the correction, `[B, K, E]`; the C kernel makes its own."""
+        if self._given_part is None:
+            self._given_part = self._head.hidden_part(self._hidden)
+            check_finite(self._given_part)
+        return self._given_part
+
+    @property
     def _candidate_rows(self) -> Tensor:
         """The candidates' rows of the second projection, `[B, K, E, M]`, times the scale; the C kernel does without."""
-        if self._rows is None:
+        if self._given_rows is None:
             rows = self._head.rows(self.candidates).transpose(-1, -2)
-            self._rows = rows if self._scale is None else rows * self._scale[..., None]
-        return self._rows
+            self._given_rows = rows if self._scale is None else rows * self._scale[:, None, None, None]
+        return self._given_rows
 
     def root_state(self) -> Tensor:
         """Packed state of the empty path, `[B, 4G+E]`."""
@@ -148,10 +168,10 @@ class ConditionalScorer:
         logits = self._logits[:, depth, None]
         if self._whole:
             ids = self.candidates[:, depth, None].expand(-1, state.shape[1], -1)
-            inner = inner if self._scale is None else inner * self._scale
+            inner = inner if self._scale is None else inner * self._scale[:, None, None]
             corrected = logits + self._head.full_correction(inner).gather(-1, ids)
         else:
-            corrected = torch.baddbmm(logits, inner, self._candidate_rows()[:, depth])
+            corrected = torch.baddbmm(logits, inner, self._candidate_rows[:, depth])
         return torch.log_softmax(corrected, dim=-1)
 
     def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
@@ -167,13 +187,10 @@ class ConditionalScorer:
     def trie(self) -> Trie | None:
         """See `Scorer.trie`; None where the vocabulary is too large to have its GRU inputs tabulated."""
         head = self._head
-        if head.input_table is None or head.proj_out.dtype == torch.float16:
+        if not head.has_trie:
             return None
-        scale = torch.ones(len(self._logits)) if self._scale is None else self._scale.flatten()
-        path = PathDependence(
-            self._logits, self._hidden_part, self._head.root_inputs(self._root_ids), scale, self._head
-        )
-        return Trie(self.candidates, self._prefix_log_prob, path)
+        path = PathDependence(self._logits, self._hidden, self._root_ids, self._scale, head)
+        return Trie(self.candidates, self._prefix_log_prob, head.d2t, path)
 
     def _corrected_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         """Corrected logits `[L, M]`."""
@@ -181,11 +198,11 @@ class ConditionalScorer:
         inner = self._head.inner(self._hidden_part.flatten(0, 1).index_select(0, where), state)
         if self._whole:
             ids = self.candidates.flatten(0, 1)[where]
-            inner = inner if self._scale is None else inner * self._scale[sequence, 0]
+            inner = inner if self._scale is None else inner * self._scale[sequence, None]
             return self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
         runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
         parts = inner.split_with_sizes([length for _, length in runs])
-        rows = self._candidate_rows()
+        rows = self._candidate_rows
         corrected = [torch.addmm(self._logits[at], x, rows[at]) for (at, _), x in zip(runs, parts, strict=True)]
         return corrected[0] if len(corrected) == 1 else torch.cat(corrected)
 
@@ -214,7 +231,7 @@ class StaticScorer(SharedScorer):
             rows.append(along.log_probs(depth, state)[:, 0])
             best = rows[-1].argmax(dim=-1, keepdim=True)
             state = along.advance(state, along.candidates[:, depth].gather(1, best))
-        super().__init__(along.candidates, along.tokens, torch.stack(rows, dim=1))
+        super().__init__(along.candidates, torch.stack(rows, dim=1), head.d2t)
 
 
 def _flat(sequence: Sequence[int], depth: Sequence[int], like: Tensor) -> Tensor:

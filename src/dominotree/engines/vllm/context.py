@@ -8,6 +8,7 @@ import torch
 
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.targets.cache import SlotCache
+from dominotree.targets.rows import Rows, Segment
 
 _FIRST_SLOTS = 4096
 
@@ -42,8 +43,10 @@ class PagedContext:
         if len(slots) == 0:
             return
         self._grow(int(slots.max()) + 1)
-        keys, values = self._drafter.context(features, positions)
-        self._store[slots] = torch.stack([keys, values], dim=1).to(self._store.dtype)
+        room, count = self._roomy(1, len(slots)), len(slots)
+        self._drafter.encode(room, Rows.of([Segment(0, 0, [0] * count)], positions=positions.cpu().numpy()), features)
+        made = torch.stack([room.keys[:, 0, :, :count], room.values[:, 0, :, :count]])  # [2, layers, kv_heads, rows, ..]
+        self._store[slots] = made.permute(3, 0, 1, 2, 4)
 
     def move(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Copies slots `source` to slots `to`, all read before any is written."""
