@@ -22,10 +22,8 @@ def test_it_learns_an_overconfident_drafter_depth_by_depth() -> None:
             q = 1 / (1 + np.exp(-(slope * np.log(p / (1 - p) + 1e-9) + offset)))
             draw = rng.random()
             hits = np.flatnonzero(np.cumsum(q / max(1.0, q.sum())) > draw)
-            calibration.observe(depth, p, int(hits[0]) if len(hits) else None)
-    p = np.array([0.1, 0.5, 0.9])
-    kept = calibration.acceptance(np.array([0, 0, 0]), p)
-    lowered = calibration.acceptance(np.array([1, 1, 1]), p)
+            calibration.observe(depth, p.tolist(), int(hits[0]) if len(hits) else None)
+    kept, lowered = (np.array([calibration.acceptance(depth, p) for p in (0.1, 0.5, 0.9)]) for depth in (0, 1))
     assert np.all(np.diff(kept) > 0)
     assert np.all(np.diff(lowered) > 0)
     assert np.all(lowered < kept)
@@ -37,17 +35,17 @@ def test_it_follows_the_text_and_stays_sane_under_extreme_input() -> None:
     calibration = Calibration.fresh(1)
     for chosen in [None] * 3000:
         calibration.observe(0, [0.9, 0.05], chosen)
-    low = calibration.acceptance(np.array([0]), np.array([0.9]))[0]
+    low = calibration.acceptance(0, 0.9)
     for chosen in [0] * 3000:
         calibration.observe(0, [0.9, 0.05], chosen)
-    high = calibration.acceptance(np.array([0]), np.array([0.9]))[0]
+    high = calibration.acceptance(0, 0.9)
     assert low < 0.1 < 0.9 < high
     for p in (0.0, 1.0, 1e-300):
         for _ in range(200):
             calibration.observe(0, [p], 0)
     calibration.observe(0, [], None)
     assert np.isfinite(calibration.mean).all()
-    assert 0 < calibration.acceptance(np.array([0]), np.array([1.0]))[0] < 1
+    assert 0 < calibration.acceptance(0, 1.0) < 1
 
 
 def test_it_is_kept_and_read_again(tmp_path: Path) -> None:
@@ -55,12 +53,13 @@ def test_it_is_kept_and_read_again(tmp_path: Path) -> None:
     calibration.observe(1, [0.5, 0.2], 0)
     calibration.save(tmp_path / "a" / "c.json")
     again = Calibration.load(tmp_path / "a" / "c.json")
-    np.testing.assert_array_equal(again.mean, calibration.mean)
-    np.testing.assert_array_equal(again.precision, calibration.precision)
+    assert again == calibration
     for text in (
         "",
         "{}",
         json.dumps({"mean": [[1]], "precision": []}),
+        json.dumps({"mean": [[1, 0]], "precision": []}),
+        json.dumps({"mean": [[1, 0]], "precision": [[[1, 0], [0, float("inf")]]]}),
         json.dumps({"mean": [[None, 1]], "precision": [[[1, 0], [0, 1]]]}),
     ):
         (tmp_path / "bad.json").write_text(text)

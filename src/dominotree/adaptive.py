@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from math import exp, log
 
 from dominotree.calibration import Calibration
 from dominotree.costs import CostModel
 from dominotree.methods import Method
 from dominotree.tree.budget import cost_aware_count
 from dominotree.tree.tree import Tree
+
+_CONTEXT_STEP = 64
+"""Tokens of context within which a round's cost is taken as the same."""
 
 
 @dataclass
@@ -51,6 +53,7 @@ class AdaptiveBudget:
 
     def __init__(self, costs: CostModel, calibration: Calibration) -> None:
         self.costs, self.calibration = costs, calibration
+        self._rounds: dict[tuple[int, int], tuple[list[float], float]] = {}
 
     def cut(self, tree: Tree, method: Method, context: int, pace: Pace) -> Tree:
         """The leading part of `tree` that is worth verifying behind `context` committed tokens.
@@ -62,10 +65,11 @@ class AdaptiveBudget:
             return tree
         if method.rule == "calibrated":
             tree = tree.reordered(self._calibrated_scores(tree))
-        chances, costs = np.exp(np.array(tree.score)), self.costs.round(len(tree), context)
+        costs, plain = self._round_costs(len(tree), context)
+        chances = [exp(score) for score in tree.score]
         count = cost_aware_count(chances, costs)
         if method.rule == "calibrated":
-            pace.drafted((1.0 + chances[:count].sum()) / costs[count] * self.costs.plain(context), count)
+            pace.drafted((1.0 + sum(chances[:count])) / costs[count] * plain, count)
         return tree.first(count)
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
@@ -78,9 +82,17 @@ class AdaptiveBudget:
                 given = [tree.given[child] for child in children]
                 self.calibration.observe(tree.depth[children[0]], given, place)
 
+    def _round_costs(self, nodes: int, context: int) -> tuple[list[float], float]:
+        """Milliseconds of rounds that verify 0 .. `nodes` of so many built nodes, and of one without a draft."""
+        step = context // _CONTEXT_STEP
+        if (nodes, step) not in self._rounds:
+            middle = step * _CONTEXT_STEP + _CONTEXT_STEP // 2
+            self._rounds[nodes, step] = self.costs.round(nodes, middle).tolist(), self.costs.plain(middle)
+        return self._rounds[nodes, step]
+
     def _calibrated_scores(self, tree: Tree) -> list[float]:
-        agreed = self.calibration.acceptance(np.array(tree.depth), np.array(tree.given))
         scores: list[float] = []
-        for parent, chance in zip(tree.parent, np.log(agreed).tolist(), strict=True):
+        for depth, parent, given in zip(tree.depth, tree.parent, tree.given, strict=True):
+            chance = log(self.calibration.acceptance(depth, given))
             scores.append(chance + (scores[parent] if parent >= 0 else 0.0))
         return scores

@@ -13,17 +13,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, isfinite, log
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from dominotree.errors import InvalidRequest
 
-Floats = npt.NDArray[np.float64]
-
 _PRIOR_MEAN = (0.92, -0.5)
-_PRIOR_PRECISION = ((30.0, 0.0), (0.0, 30.0))
+_PRIOR_PRECISION = 30.0
 _LARGEST_STEP = 0.25
 _FORGET = 0.998
 _CLIP = 1e-4
@@ -31,48 +27,53 @@ _CLIP = 1e-4
 
 @dataclass
 class Calibration:
-    """Slope and offset per depth, with the precision of both.
+    """Per depth the mean `(slope, offset)` and its precision `((slope, both), (both, offset))`.
 
-    `mean` `[depths, 2]`, `precision` `[depths, 2, 2]`. The prior is what a freshly trained drafter shows, so that the
-    first rounds are sane.
+    The prior is what a freshly trained drafter shows, so that the first rounds are sane. Rounds have a handful of
+    nodes, so all of it is plain numbers: an array operation would cost more than it computes.
     """
 
-    mean: Floats
-    precision: Floats
+    mean: list[tuple[float, float]]
+    precision: list[tuple[tuple[float, float], tuple[float, float]]]
 
     @classmethod
     def fresh(cls, depths: int) -> Calibration:
         """Nothing learned yet."""
-        return cls(np.tile(np.array(_PRIOR_MEAN), (depths, 1)), np.tile(np.array(_PRIOR_PRECISION), (depths, 1, 1)))
+        prior = ((_PRIOR_PRECISION, 0.0), (0.0, _PRIOR_PRECISION))
+        return cls([_PRIOR_MEAN] * depths, [prior] * depths)
 
-    def acceptance(self, depth: npt.NDArray[np.int64], conditional: Floats) -> Floats:
-        """The chance that the target agrees with nodes at `depth` of probability `conditional` below their parent."""
-        x = _features(conditional)
-        z = np.einsum("nf,nf->n", x, self.mean[depth])
-        agreed: Floats = 1.0 / (1.0 + np.exp(-z))
-        return agreed
+    def acceptance(self, depth: int, conditional: float) -> float:
+        """The chance that the target agrees with a node at `depth` of probability `conditional` below its parent."""
+        slope, offset = self.mean[depth]
+        return _sigmoid(slope * _logit(conditional) + offset)
 
-    def observe(self, depth: int, conditional: Sequence[float] | Floats, chosen: int | None) -> None:
+    def observe(self, depth: int, conditional: Sequence[float], chosen: int | None) -> None:
         """Learns from a walked node's children: `chosen` is the index of the one the target took, None for none."""
         if not len(conditional):
             return
-        x = _features(np.asarray(conditional, dtype=np.float64))
-        y = np.zeros(len(x))
-        if chosen is not None:
-            y[chosen] = 1.0
-        mean = self.mean[depth]
-        agreed = 1.0 / (1.0 + np.exp(-x @ mean))
-        prior = np.array(_PRIOR_PRECISION)
-        precision = prior + _FORGET * (self.precision[depth] - prior) + (x * (agreed * (1 - agreed))[:, None]).T @ x
-        self.precision[depth] = precision
-        step = np.linalg.solve(precision, x.T @ (y - agreed))
-        self.mean[depth] = mean + np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
+        slope, offset = self.mean[depth]
+        (aa, ab), (_, bb) = self.precision[depth]
+        aa, ab, bb = (_PRIOR_PRECISION * (1 - _FORGET) + _FORGET * aa, _FORGET * ab,
+                      _PRIOR_PRECISION * (1 - _FORGET) + _FORGET * bb)  # fmt: skip
+        up_a = up_b = 0.0
+        for i, p in enumerate(conditional):
+            x = _logit(p)
+            agreed = _sigmoid(slope * x + offset)
+            weight, wrong = agreed * (1 - agreed), (i == chosen) - agreed
+            aa, ab, bb = aa + weight * x * x, ab + weight * x, bb + weight
+            up_a, up_b = up_a + wrong * x, up_b + wrong
+        self.precision[depth] = ((aa, ab), (ab, bb))
+        scale = 1 / (aa * bb - ab * ab)  # Newton's step: the inverse of the precision times the gradient
+        self.mean[depth] = (
+            slope + _clipped(scale * (bb * up_a - ab * up_b)),
+            offset + _clipped(scale * (aa * up_b - ab * up_a)),
+        )
 
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_text(json.dumps({"mean": self.mean.tolist(), "precision": self.precision.tolist()}))
+        scratch.write_text(json.dumps({"mean": self.mean, "precision": self.precision}))
         scratch.replace(path)
 
     @classmethod
@@ -80,14 +81,25 @@ class Calibration:
         """Reads what `save` wrote; raises `InvalidRequest` for anything else."""
         try:
             held = json.loads(path.read_text())
-            mean, precision = np.array(held["mean"], dtype=np.float64), np.array(held["precision"], dtype=np.float64)
+            mean = [(float(slope), float(offset)) for slope, offset in held["mean"]]
+            precision = [((float(aa), float(ab)), (float(ab), float(bb))) for (aa, ab), (_, bb) in held["precision"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"{path} holds no calibration ({error}); delete it and it is learned again") from error
-        if mean.ndim != 2 or precision.shape != (len(mean), 2, 2) or not np.isfinite(mean).all():
+        numbers = [x for depth in mean for x in depth] + [x for rows in precision for row in rows for x in row]
+        if len(mean) != len(precision) or not all(map(isfinite, numbers)):
             raise InvalidRequest(f"{path} holds a calibration of the wrong shape; delete it and it is learned again")
         return cls(mean, precision)
 
 
-def _features(conditional: Floats) -> Floats:
-    p = np.clip(conditional, _CLIP, 1 - _CLIP)
-    return np.column_stack([np.log(p / (1 - p)), np.ones_like(p)])
+def _logit(p: float) -> float:
+    p = min(max(p, _CLIP), 1 - _CLIP)
+    return log(p / (1 - p))
+
+
+def _sigmoid(z: float) -> float:
+    e = exp(-abs(z))
+    return (1.0 if z >= 0 else e) / (1 + e)
+
+
+def _clipped(step: float) -> float:
+    return min(max(step, -_LARGEST_STEP), _LARGEST_STEP)

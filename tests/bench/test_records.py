@@ -180,7 +180,5 @@ def test_calibration_is_read_as_bins_or_as_single_nodes(tmp_path):
     assert (made.depth, made.n, made.accepted_rate) == (1, 2, 0.5)
     assert made.mean_predicted == pytest.approx(0.94)
     written(tmp_path, '{"depth": 0, "predicted": 1.5, "accepted": 1}', name="calibration.jsonl")
-    with pytest.raises(
-        InvalidRecord, match=r"calibration\.jsonl:1: field 'predicted' is 1\.5, expected a prob"
-    ):
+    with pytest.raises(InvalidRecord, match=r"calibration\.jsonl:1: field 'predicted' is 1\.5, expected a prob"):
         read_records([tmp_path])

@@ -172,9 +172,7 @@ def test_the_command_writes_the_report_and_says_where(two_runs, tmp_path):
     app = typer.Typer()
     app.command("report")(report)
     out = tmp_path / "out"
-    result = CliRunner().invoke(
-        app, [*map(str, two_runs), "--out", str(out), "--resamples", "50", "--seed", "2"]
-    )
+    result = CliRunner().invoke(app, [*map(str, two_runs), "--out", str(out), "--resamples", "50", "--seed", "2"])
     assert result.exit_code == 0, result.output
     assert f"{out / 'report.html'}" in result.output
     assert "Left out: Calibration" in result.output

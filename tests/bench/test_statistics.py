@@ -55,9 +55,7 @@ def cell(found, **where):
     chosen = [
         c
         for c in found
-        if all(
-            getattr(c, name, getattr(c.configuration, name, None)) == value for name, value in where.items()
-        )
+        if all(getattr(c, name, getattr(c.configuration, name, None)) == value for name, value in where.items())
     ]
     assert len(chosen) == 1, chosen
     return chosen[0]

@@ -38,9 +38,7 @@ def test_cells_csv_has_the_exact_columns_and_no_variants(series):
 
 def test_pairwise_csv_has_the_exact_columns_and_bare_names(series):
     text = tables.pairwise_csv(compare(default_pairs(series)))
-    assert text.splitlines()[0] == (
-        "temperature,scope,a,a_budget,a_run,b,b_budget,b_run,n,delta_pct,ci_low,ci_high"
-    )
+    assert text.splitlines()[0] == ("temperature,scope,a,a_budget,a_run,b,b_budget,b_run,n,delta_pct,ci_low,ci_high")
     (row,) = [r for r in rows(text) if (r["a"], r["b"], r["scope"]) == ("dominotree", "ddtree", "overall")]
     assert (row["a_budget"], row["b_budget"], row["n"], row["temperature"]) == ("16", "16", "4", "0.0")
     assert float(row["ci_low"]) <= float(row["delta_pct"]) <= float(row["ci_high"])
@@ -73,9 +71,7 @@ def test_the_speed_table_shows_methods_by_sets_with_the_best_in_bold(series):
 
 
 def test_rows_name_the_run_only_where_it_is_needed():
-    series = collect(
-        [record("ar"), record("ar", run="b"), record("dominotree", 16), record("domino", run="b")]
-    )
+    series = collect([record("ar"), record("ar", run="b"), record("dominotree", 16), record("domino", run="b")])
     labels = [row[0] for row in tables.throughput_table(cells(series), "t", "here").rows]
     assert labels == ["ar [a]", "ar [b]", "domino", "dominotree@16"]
     table = tables.pairwise_table(compare(default_pairs(series)), "p", "here")

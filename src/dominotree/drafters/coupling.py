@@ -35,8 +35,8 @@ def couple(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits with each sequence's noise in them, and the factor that corrections to them need.
 
-    `base` `[batch, K, V']` of any float dtype, `token_ids` `[V']` the target ids of its last axis (None: 0 .. V'-1). Sequences
-    without noise stay as they are. Returns fp32 `[batch, K, V']` and `[batch]`.
+    `base` `[batch, K, V']` of any float dtype, `token_ids` `[V']` the target ids of its last axis (None: 0 .. V'-1).
+    Sequences without noise stay as they are. Returns fp32 `[batch, K, V']` and `[batch]`.
     """
     base = base.float()
     depths, vocab = base.shape[1:]
@@ -51,7 +51,7 @@ def couple(
 
 
 def sample_candidates(base: torch.Tensor, width: int) -> torch.Tensor:
-    """Base logits, fp32 `[batch, K, V']`, of `width` tokens a depth drawn without replacement from the draft distribution.
+    """Base logits, fp32 `[batch, K, V']`, of `width` tokens a depth drawn from the draft distribution, none twice.
 
     All others become -inf; a width of 0 keeps all. The draws come from a generator of their own, keyed by the logits,
     so that torch's is left alone and a run can be repeated.

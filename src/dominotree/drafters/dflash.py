@@ -27,8 +27,8 @@ from dominotree.targets.stack import Stack
 class Draft:
     """What the backbone says about the K positions behind each root.
 
-    `roots` `[batch]` token ids; in the drafter's dtype `hidden` `[batch, K, H]` and `base` `[batch, K, V']`, logits over
-    the draft vocabulary (the whole vocabulary where there is none).
+    `roots` `[batch]` token ids; in the drafter's dtype `hidden` `[batch, K, H]` and `base` `[batch, K, V']`, logits
+    over the draft vocabulary (the whole vocabulary where there is none).
     """
 
     roots: torch.Tensor

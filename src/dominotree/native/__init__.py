@@ -104,7 +104,17 @@ class RopeStore(ctypes.Structure):
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "qkv", "q_norm", "k_norm", "cos", "sin", "q_out", "keys", "values", "position", "slot", "column",
+                "qkv",
+                "q_norm",
+                "k_norm",
+                "cos",
+                "sin",
+                "q_out",
+                "keys",
+                "values",
+                "position",
+                "slot",
+                "column",
             )
         ],
     ]
@@ -117,16 +127,17 @@ class Forest(ctypes.Structure):
         *[
             (name, ctypes.c_int64)
             for name in (
-                "sequences", "levels", "width", "size", "children", "state", "rank", "hidden_size", "prefix", "columns",
-                "ranks",
+                "sequences", "levels", "width", "size", "children", "state", "rank", "hidden_size", "vocab", "prefix",
+                "columns", "ranks",
             )
         ],
-        *[(name, ctypes.c_int) for name in ("weight_bf16", "proj_bf16", "hidden_bf16", "threads")],
+        *[(name, ctypes.c_int) for name in ("weight_bf16", "proj_bf16", "hidden_bf16", "base_bf16", "threads")],
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "log_prob", "logits", "candidates", "d2t", "hidden", "root", "scale", "from_state", "from_hidden",
-                "input_table", "proj_out", "budget", "depth_limit", "token", "parent", "depth", "count", "score",
+                "log_prob", "base", "logits", "candidates", "d2t", "hidden", "root", "scale", "from_state",
+                "from_hidden", "input_table", "proj_out", "budget", "depth_limit", "token", "parent", "depth", "count",
+                "score",
             )
         ],
     ]  # fmt: skip

@@ -9,12 +9,13 @@
 typedef struct {
     int64_t sequences, levels, width, size, children; /* K depths, M candidates, rows of the result, children a node */
     int64_t state, rank, hidden_size;                 /* G, E, H; state 0: scores do not depend on the path */
-    int64_t prefix;                                   /* depths whose scores are in log_prob whatever the path */
+    int64_t vocab, prefix;                            /* V', depths that are left uncorrected whatever the path */
     int64_t columns, ranks;                           /* padded 3G + E and E: row lengths of from_state, from_hidden */
-    int weight_bf16, proj_bf16, hidden_bf16;          /* weight: of from_state and from_hidden */
+    int weight_bf16, proj_bf16, hidden_bf16, base_bf16; /* weight: of from_state and from_hidden */
     int threads;
-    const float *log_prob;      /* [sequences, state ? prefix : levels, width] */
-    const float *logits;        /* [sequences, levels, width] base logits of the candidates */
+    const float *log_prob;      /* [sequences, levels, width] where scores do not depend on the path */
+    const void *base;           /* [sequences, levels, V'] base logits */
+    const float *logits;        /* [sequences, levels, width] those of the candidates; null: base is */
     const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices; null: 0 .. width - 1 */
     const int64_t *d2t;         /* [V'] from a draft index to its target id, as an offset; null: the index is the id */
     const void *hidden;         /* [sequences, levels, H] the backbone's output */
@@ -96,11 +97,29 @@ static int hidden_part(const Forest *f, int64_t at, float *wide, float *part) {
     return total == 0.0f ? 0 : NOT_FINITE;
 }
 
+static inline float logit(const Forest *f, int64_t at, int64_t place) {
+    return f->logits ? f->logits[at * f->width + place] : get(f->base, f->base_bf16, at * f->width + place);
+}
+
+/* log_prob[width] of the candidates of one depth without a correction, normalised over the whole vocabulary. */
+static void uncorrected(const Forest *f, int64_t at, float *log_prob) {
+    const int64_t from = at * f->vocab;
+    float top = -INFINITY;
+    double total = 0.0;
+    for (int64_t m = 0; m < f->width; m++) top = logit(f, at, m) > top ? logit(f, at, m) : top;
+    int64_t i = 0;
+    vf sum = {0};
+    for (; i + LANES <= f->vocab; i += LANES) sum += exp_nonpositive(load(f->base, f->base_bf16, from + i) - top);
+    for (; i < f->vocab; i++) total += expf(get(f->base, f->base_bf16, from + i) - top);
+    const float normaliser = top + logf((float)(total + sum_lanes(sum)));
+    for (int64_t m = 0; m < f->width; m++) log_prob[m] = logit(f, at, m) - normaliser;
+}
+
 /* log_prob[width] of the candidates of one depth, for a node with these products; inner is scratch [rank], log_prob has
  * room for whole vectors. */
 static void conditional(const Forest *f, int64_t at, float scale, const float *hidden, const float *product, float *inner,
                         float *log_prob) {
-    const float *logits = f->logits + at * f->width, *given = product + 3 * f->state;
+    const float *given = product + 3 * f->state;
     int64_t e = 0;
     for (; e + LANES <= f->rank; e += LANES) {
         const vf x = *(const vf *)(hidden + e) + *(const vf *)(given + e);
@@ -120,7 +139,7 @@ static void conditional(const Forest *f, int64_t at, float scale, const float *h
         int64_t i = 0;
         for (; i + LANES <= f->rank; i += LANES) sum = fused(*(vf *)(inner + i), load(f->proj_out, f->proj_bf16, row + i), sum);
         for (; i < f->rank; i++) rest += inner[i] * get(f->proj_out, f->proj_bf16, row + i);
-        log_prob[m] = logits[m] + (sum_lanes(sum) + rest);
+        log_prob[m] = logit(f, at, m) + (sum_lanes(sum) + rest);
     }
     float top = -INFINITY;
     for (int64_t m = 0; m < f->width; m++) top = log_prob[m] > top ? log_prob[m] : top;
@@ -195,7 +214,7 @@ static int grow_tree(const Forest *f, int64_t b) {
             }
             const float *given = log_prob;
             if (!f->state) given = f->log_prob + at * f->width;
-            else if (below < f->prefix) given = f->log_prob + (b * f->prefix + below) * f->width;
+            else if (below < f->prefix) uncorrected(f, at, log_prob);
             else {
                 float *part = parts + below * f->ranks;
                 if (!ready[below]) failed = hidden_part(f, at, input, part);
@@ -230,9 +249,10 @@ static int grow_tree(const Forest *f, int64_t b) {
 
 /* Returns 0, OUT_OF_MEMORY, or NOT_FINITE where the backbone's output is. Rows beyond a tree's count are padding. */
 int dt_grow(const Forest *f) {
+    if (f->sequences == 1) return grow_tree(f, 0); /* outside any region, so that its own has the threads that wait */
     int failed = 0;
 #ifdef _OPENMP
-#pragma omp parallel for schedule(dynamic) num_threads(f->threads) reduction(| : failed) if (f->sequences > 1)
+#pragma omp parallel for schedule(dynamic) num_threads(f->threads) reduction(| : failed)
 #endif
     for (int64_t b = 0; b < f->sequences; b++) failed |= grow_tree(f, b);
     return failed;

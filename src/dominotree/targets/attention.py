@@ -58,7 +58,7 @@ class Attention(Protocol):
         ...
 
     def keep(self, layer: int, kv: torch.Tensor, norms: HeadNorms | None) -> None:
-        """Stores keys and values only: `kv` `[rows, 2 * kv_heads * head_dim]`, its rows contiguous; may overwrite it."""
+        """Stores keys and values only: `kv` `[rows, 2 * kv_heads * head_dim]`, rows contiguous; may overwrite it."""
         ...
 
 

@@ -60,11 +60,7 @@ def _native_chain(
 ) -> Trees:
     """The chain as a tree whose nodes have one child each, out of all V' candidates."""
     batch, levels, _ = base.shape
-    logits = base.detach().float()
-    uncorrected = logits[:, : head.prefix_len]
-    if head.prefix_len:
-        uncorrected = uncorrected.log_softmax(dim=-1)
-    trie = Trie(None, uncorrected, head.d2t, PathDependence(logits, hidden, root_ids, scale, head))
+    trie = Trie(None, head.d2t, PathDependence(base.detach(), None, hidden, root_ids, scale, head))
     depths = per_sequence(max_depth, batch, levels, "max_depth")
     return build_heap(trie, depths, 1, depths)
 

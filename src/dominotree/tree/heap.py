@@ -19,13 +19,15 @@ _NOT_FINITE = 2
 
 @dataclass(frozen=True)
 class PathDependence:
-    """What corrections along a path are made of.
+    """What scores along a path are made of.
 
-    `logits` `[B, K, M]` fp32 base logits of the candidates, `hidden` `[B, K, H]` the backbone's output, `root_ids`
-    `[B]`, `scale` `[B]` fp32 the factor of every correction (None: 1).
+    `base` `[B, K, V']` base logits of any float dtype, `logits` `[B, K, M]` fp32 those of the candidates (None: of all
+    V'), `hidden` `[B, K, H]` the backbone's output, `root_ids` `[B]`, `scale` `[B]` fp32 the factor of every correction
+    (None: 1).
     """
 
-    logits: Tensor
+    base: Tensor
+    logits: Tensor | None
     hidden: Tensor
     root_ids: Tensor
     scale: Tensor | None
@@ -34,17 +36,22 @@ class PathDependence:
 
 @dataclass(frozen=True)
 class Trie:
-    """The scores of a round's tries, on the CPU.
+    """The scores of a round's tries, on the CPU: log-probabilities `[B, K, M]` fp32 for all paths, or what makes them.
 
-    `candidates` `[B, K, M]` int64 draft-vocabulary indices, None: 0 .. M-1. `log_prob` fp32: `[B, K, M]` where scores
-    do not depend on the path, else `[B, prefix, M]` for the depths that are left uncorrected. `d2t` `[V']` int64 are
-    the offsets from draft indices to target ids, None where those are the same.
+    `candidates` `[B, K, M]` int64 draft-vocabulary indices, None: 0 .. M-1. `d2t` `[V']` int64 are the offsets from
+    draft indices to target ids, None where those are the same.
     """
 
     candidates: Tensor | None
-    log_prob: Tensor
     d2t: Tensor | None
-    path: PathDependence | None = None
+    scores: Tensor | PathDependence
+
+    @property
+    def shape(self) -> torch.Size:
+        """B, K, M."""
+        if isinstance(self.scores, Tensor):
+            return self.scores.shape
+        return (self.scores.base if self.scores.logits is None else self.scores.logits).shape
 
 
 def build_heap(trie: Trie, budget: Sequence[int], children: int, depth_limit: Sequence[int]) -> Trees:
@@ -52,9 +59,9 @@ def build_heap(trie: Trie, budget: Sequence[int], children: int, depth_limit: Se
 
     Raises `NumericalError` where the backbone's output is not finite.
     """
-    batch, levels, width = (trie.log_prob if trie.path is None else trie.path.logits).shape
+    batch, levels, width = trie.shape
     size = max(budget, default=0)
-    token, parent, depth = torch.empty(3, batch, size, dtype=torch.int64).unbind()
+    token, parent, depth = torch.empty(3, batch, size, dtype=torch.int64)
     score = torch.empty(batch, size)
     limits = torch.tensor([budget, depth_limit, budget], dtype=torch.int64)
     count = limits[2]
@@ -73,10 +80,11 @@ def build_heap(trie: Trie, budget: Sequence[int], children: int, depth_limit: Se
         count=count.data_ptr(),
         score=score.data_ptr(),
     )
-    held = [_point(forest, "log_prob", trie.log_prob), _point(forest, "candidates", trie.candidates)]
-    held += [_point(forest, "d2t", trie.d2t)]
-    if trie.path is not None:
-        held += _fill_path(forest, trie.path, trie.log_prob.shape[1])
+    held = _point(forest, candidates=trie.candidates, d2t=trie.d2t)
+    if isinstance(trie.scores, PathDependence):
+        held += _fill_path(forest, trie.scores)
+    else:
+        held += _point(forest, log_prob=trie.scores)
     failed = native.library().dt_grow(ctypes.byref(forest))
     del held
     if failed == _NOT_FINITE:
@@ -100,26 +108,41 @@ def trimmed(trees: Trees) -> Trees:
     )
 
 
-def _fill_path(forest: native.Forest, path: PathDependence, prefix: int) -> list[Tensor | None]:
-    """Points `forest` at what corrections need; returns the tensors that have to outlive the call."""
+def _fill_path(forest: native.Forest, path: PathDependence) -> list[Tensor]:
+    """Points `forest` at what scores along a path need; returns the tensors that have to outlive the call."""
     head = path.head
     assert head.input_table is not None, "a head without the table has no trie"
     forest.state, forest.rank, forest.hidden_size = head.state_size, head.rank, head.hidden_size
-    forest.prefix, forest.columns, forest.ranks = prefix, head.kernel_state.shape[1], head.kernel_hidden.shape[1]
-    forest.weight_bf16 = head.kernel_state.dtype == torch.bfloat16
-    forest.proj_bf16 = head.kernel_proj_out.dtype == torch.bfloat16
-    forest.from_state, forest.from_hidden = head.kernel_state.data_ptr(), head.kernel_hidden.data_ptr()
-    forest.input_table, forest.proj_out = head.input_table.data_ptr(), head.kernel_proj_out.data_ptr()
-    hidden = path.hidden if path.hidden.dtype == torch.bfloat16 else path.hidden.float()
-    forest.hidden_bf16 = hidden.dtype == torch.bfloat16
-    root = head.root_inputs(path.root_ids)
-    given = {"logits": path.logits, "hidden": hidden, "root": root, "scale": path.scale}
-    return [_point(forest, name, tensor) for name, tensor in given.items()]
+    forest.vocab, forest.prefix = head.vocab_size, head.prefix_len
+    forest.columns, forest.ranks = head.kernel_state.shape[1], head.kernel_hidden.shape[1]
+    forest.weight_bf16, forest.proj_bf16 = _is_bf16(head.kernel_state), _is_bf16(head.kernel_proj_out)
+    base, hidden = _readable(path.base), _readable(path.hidden)
+    forest.base_bf16, forest.hidden_bf16 = _is_bf16(base), _is_bf16(hidden)
+    return _point(
+        forest,
+        base=base,
+        logits=path.logits,
+        hidden=hidden,
+        root=head.root_inputs(path.root_ids),
+        scale=path.scale,
+        from_state=head.kernel_state,
+        from_hidden=head.kernel_hidden,
+        input_table=head.input_table,
+        proj_out=head.kernel_proj_out,
+    )
 
 
-def _point(forest: native.Forest, name: str, tensor: Tensor | None) -> Tensor | None:
-    """Points a field at a tensor's values, or at nothing; returns what has to be kept."""
-    if tensor is not None:
-        tensor = tensor.contiguous()
+def _readable(tensor: Tensor) -> Tensor:
+    return tensor if _is_bf16(tensor) else tensor.float()
+
+
+def _is_bf16(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.bfloat16
+
+
+def _point(forest: native.Forest, **fields: Tensor | None) -> list[Tensor]:
+    """Points fields at the values of tensors, None at nothing; returns what has to be kept for the call."""
+    kept = {name: tensor.contiguous() for name, tensor in fields.items() if tensor is not None}
+    for name, tensor in kept.items():
         setattr(forest, name, tensor.data_ptr())
-    return tensor
+    return list(kept.values())

@@ -82,7 +82,7 @@ class SharedScorer:
 
     def trie(self) -> Trie | None:
         """See `Scorer.trie`."""
-        return Trie(self.candidates, self._log_prob, self._d2t)
+        return Trie(self.candidates, self._d2t, self._log_prob)
 
 
 class MarginalScorer(SharedScorer):
@@ -119,16 +119,14 @@ class ConditionalScorer:
         where a depth has no finite largest logit.
         """
         self._logits, self.candidates = top_candidates(base.detach(), width)
-        self._hidden, self._root_ids, self._head = hidden, root_ids, head
+        self._base, self._hidden, self._root_ids, self._head = base.detach(), hidden, root_ids, head
         self._scale = scale
         self._prefix = min(head.prefix_len, base.shape[1])
-        self._prefix_log_prob = self._logits[:, : self._prefix]
-        if self._prefix:
-            normaliser = torch.logsumexp(base[:, : self._prefix].detach().float(), dim=-1, keepdim=True)
-            self._prefix_log_prob = self._prefix_log_prob - normaliser
         # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
         self._whole = self.candidates.shape[-1] == head.vocab_size
+        # Made when first asked for; the C kernel makes its own.
         self._given_part: Tensor | None = None
+        self._given_prefix: Tensor | None = None
         self._given_rows: Tensor | None = None
 
     @property
@@ -138,15 +136,23 @@ class ConditionalScorer:
 
     @property
     def _hidden_part(self) -> Tensor:
-        """What the backbone's output adds inside the correction, `[B, K, E]`; the C kernel makes its own."""
+        """What the backbone's output adds inside the correction, `[B, K, E]`."""
         if self._given_part is None:
             self._given_part = self._head.hidden_part(self._hidden)
             check_finite(self._given_part)
         return self._given_part
 
     @property
+    def _prefix_log_prob(self) -> Tensor:
+        """Log-probabilities at the depths without a correction, `[B, prefix, M]`."""
+        if self._given_prefix is None:
+            normaliser = torch.logsumexp(self._base[:, : self._prefix].float(), dim=-1, keepdim=True)
+            self._given_prefix = self._logits[:, : self._prefix] - normaliser
+        return self._given_prefix
+
+    @property
     def _candidate_rows(self) -> Tensor:
-        """The candidates' rows of the second projection, `[B, K, E, M]`, times the scale; the C kernel does without."""
+        """The candidates' rows of the second projection, `[B, K, E, M]`, times the scale."""
         if self._given_rows is None:
             rows = self._head.rows(self.candidates).transpose(-1, -2)
             self._given_rows = rows if self._scale is None else rows * self._scale[:, None, None, None]
@@ -189,8 +195,8 @@ class ConditionalScorer:
         head = self._head
         if not head.has_trie:
             return None
-        path = PathDependence(self._logits, self._hidden, self._root_ids, self._scale, head)
-        return Trie(self.candidates, self._prefix_log_prob, head.d2t, path)
+        path = PathDependence(self._base, self._logits, self._hidden, self._root_ids, self._scale, head)
+        return Trie(self.candidates, head.d2t, path)
 
     def _corrected_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         """Corrected logits `[L, M]`."""

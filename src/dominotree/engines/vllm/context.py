@@ -45,7 +45,9 @@ class PagedContext:
         self._grow(int(slots.max()) + 1)
         room, count = self._roomy(1, len(slots)), len(slots)
         self._drafter.encode(room, Rows.of([Segment(0, 0, [0] * count)], positions=positions.cpu().numpy()), features)
-        made = torch.stack([room.keys[:, 0, :, :count], room.values[:, 0, :, :count]])  # [2, layers, kv_heads, rows, ..]
+        made = torch.stack(
+            [room.keys[:, 0, :, :count], room.values[:, 0, :, :count]]
+        )  # [2, layers, kv_heads, rows, ..]
         self._store[slots] = made.permute(3, 0, 1, 2, 4)
 
     def move(self, to: torch.Tensor, source: torch.Tensor) -> None:
