@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from dominotree.decode import Decoder
-from dominotree.errors import InvalidRequest
+from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Request
 from dominotree.methods import Drafting
 from dominotree.sampling import Sampler, SamplingParams, gumbel_noise
@@ -186,3 +186,34 @@ def test_a_banned_token_is_never_drawn_and_extreme_temperatures_work() -> None:
         assert Sampler(SamplingParams(temperature=1e-9, seed=seed), [1], 3).choose(logits, []) == 0
     drawn = {Sampler(SamplingParams(temperature=1e6, seed=seed), [1], 3).choose(logits, []) for seed in range(50)}
     assert drawn == {0, 1, 2}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**63),
+    temperature=st.sampled_from([1e-3, 0.1, 0.7, 1.0, 5.0, 1e4]),
+    vocab=st.sampled_from([1, 7, 513, 20_000]),
+    bf16=st.booleans(),
+)
+def test_the_kernel_draws_what_the_sums_say(seed: int, temperature: float, vocab: int, bf16: bool) -> None:
+    logits = 4 * torch.randn(vocab, generator=torch.Generator().manual_seed(seed % 1000))
+    logits = logits.bfloat16() if bf16 else logits
+    logits[vocab // 3] = -math.inf if vocab > 1 else 0.0
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), [1, 2], vocab)
+    sums, ids = sampler.decision(logits, [3])
+    assert ids is None
+    assert sampler.choose(logits, [3]) == int(sums.argmax())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nan_and_infinite_logits_are_drawn_from_as_the_sums_say(dtype: torch.dtype) -> None:
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=3), [1], 100)
+    logits = torch.zeros(100, dtype=dtype)
+    logits[[7, 60]] = math.inf
+    assert sampler.choose(logits, []) == int(sampler.decision(logits, [])[0].argmax())
+    assert sampler.choose(logits, []) in (7, 60)
+    logits[20] = math.nan
+    with pytest.raises(NumericalError, match="NaN"):
+        sampler.choose(logits, [])
+    with pytest.raises(InvalidRequest, match="no token"):
+        sampler.choose(torch.full((100,), -math.inf, dtype=dtype), [])

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dominotree import native
 from dominotree.errors import InvalidRequest, NumericalError
 
 LogitsProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
@@ -82,6 +83,11 @@ class SamplingParams:
         return self.temperature == 0 and not self.changes_logits
 
     @property
+    def cuts(self) -> bool:
+        """Whether anything leaves tokens out after the temperature."""
+        return bool(self.top_k or self.top_p < 1 or self.min_p)
+
+    @property
     def changes_logits(self) -> bool:
         """Whether anything applies before the temperature."""
         return bool(
@@ -135,6 +141,11 @@ def _signed(x: int) -> int:
     return x - 2**64 if x >= 2**63 else x
 
 
+def _noise_start(seed: int, position: int) -> int:
+    """Where the generator starts for a position, unsigned 64 bits."""
+    return _mix(_mix(seed + _GOLDEN) + (position + 1) * _GOLDEN)
+
+
 def gumbel_noise(seed: int, position: int | Sequence[int], token_ids: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise, fp64, of the shape of `token_ids` (int64), keyed by (seed, position, token id).
 
@@ -142,11 +153,10 @@ def gumbel_noise(seed: int, position: int | Sequence[int], token_ids: torch.Tens
     53 bits become a uniform number inside (0, 1). The same key gives the same noise on every device, up to the last
     bits of its logarithm.
     """
-    mixed = _mix(seed + _GOLDEN)
     if isinstance(position, int):
-        start: int | torch.Tensor = _signed(_mix(mixed + (position + 1) * _GOLDEN))
+        start: int | torch.Tensor = _signed(_noise_start(seed, position))
     else:
-        starts = [_signed(_mix(mixed + (p + 1) * _GOLDEN)) for p in position]
+        starts = [_signed(_noise_start(seed, p)) for p in position]
         start = torch.tensor(starts, device=token_ids.device).view(-1, *[1] * token_ids.dim())
     x = (token_ids + 1) * _signed(_GOLDEN) + start
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
@@ -187,9 +197,29 @@ class Sampler:
         `path` are the generated tokens so far, those of an unfinished walk down a tree included. Raises
         `NumericalError` for NaN logits and `InvalidRequest` when the transforms leave no token.
         """
+        drawn = self._draw(logits, path)
+        if drawn is not None:
+            return drawn
         sums, ids = self.decision(logits, path)
         place = int(sums.argmax())
         return place if ids is None else int(ids[place])
+
+    def _draw(self, logits: torch.Tensor, path: Sequence[int]) -> int | None:
+        """What `choose` gives, by a C kernel that takes few logarithms; None where that does not apply."""
+        params = self.params
+        if params.temperature == 0 or params.cuts or logits.device.type != "cpu" or not native.available():
+            return None
+        if params.changes_logits:
+            logits = self._transform(logits.float(), path)
+        if logits.dtype not in (torch.float32, torch.bfloat16):
+            return None
+        logits = logits.contiguous()
+        start = _noise_start(self.seed, len(self._prompt) + len(path))
+        token: int = native.library().dt_draw(
+            logits.data_ptr(), logits.dtype == torch.bfloat16, len(logits), params.temperature, start,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return token if token >= 0 else None  # NaN and infinite logits: see `decision`
 
     def decision(self, logits: torch.Tensor, path: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The sums whose argmax `choose` takes, and the token ids they belong to (None: 0 .. vocab-1).
@@ -255,7 +285,7 @@ def check_best(score: float) -> None:
 
 def _survivors(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor | None:
     """Ids (increasing) that top-k, top-p and min-p leave, for tempered `scores` `[vocab]`; None: all of them."""
-    if not params.top_k and params.top_p == 1 and not params.min_p:
+    if not params.cuts:
         return None
     keep = torch.ones_like(scores, dtype=torch.bool)
     if 0 < params.top_k < len(scores):

@@ -222,6 +222,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.dt_grow.restype = ctypes.c_int
     library.dt_top.argtypes = [_P, _I, _N, _N, _N, _P, _P, _I]
     library.dt_top.restype = _N
+    library.dt_draw.argtypes = [_P, _I, _N, ctypes.c_double, ctypes.c_uint64, _I]
+    library.dt_draw.restype = _N
     library.dt_lanes.argtypes = []
     library.dt_lanes.restype = ctypes.c_int64
     library.dt_bf16.argtypes = []
