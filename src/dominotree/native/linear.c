@@ -108,21 +108,15 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
         for (int r = 0; r < rows; r++) finish(a, io, row + r, panel + p, sum[r * panels + p]);
 }
 
+#define OF_KIND(ROWS, PANELS)                                                    \
+    if (kind == PAIRED) tile(a, io, row, panel, ROWS, PANELS, PAIRED);           \
+    else if (kind == WIDENED) tile(a, io, row, panel, ROWS, PANELS, WIDENED);    \
+    else tile(a, io, row, panel, ROWS, PANELS, WIDE_WEIGHTS);
 /* Tiles of one height over `count` panels, as wide as the registers allow. */
 #define TILES(ROWS, WIDE)                                                                                            \
     static void tiles_##ROWS(const Linear *a, const Ends *io, int64_t row, int64_t panel, int64_t count, int kind) { \
-        for (; count > 0; panel += WIDE, count -= WIDE) {                                                            \
-            const int wide = count >= WIDE;                                                                          \
-            if (kind == PAIRED && wide) tile(a, io, row, panel, ROWS, WIDE, PAIRED);                                 \
-            else if (kind == WIDENED && wide) tile(a, io, row, panel, ROWS, WIDE, WIDENED);                          \
-            else if (wide) tile(a, io, row, panel, ROWS, WIDE, WIDE_WEIGHTS);                                        \
-            else break;                                                                                              \
-        }                                                                                                            \
-        for (; count > 0; panel++, count--) {                                                                        \
-            if (kind == PAIRED) tile(a, io, row, panel, ROWS, 1, PAIRED);                                            \
-            else if (kind == WIDENED) tile(a, io, row, panel, ROWS, 1, WIDENED);                                     \
-            else tile(a, io, row, panel, ROWS, 1, WIDE_WEIGHTS);                                                     \
-        }                                                                                                            \
+        for (; count >= WIDE; panel += WIDE, count -= WIDE) { OF_KIND(ROWS, WIDE) }                                  \
+        for (; count > 0; panel++, count--) { OF_KIND(ROWS, 1) }                                                     \
     }
 #if defined(__AVX512F__) || defined(__aarch64__) /* 32 vector registers */
 TILES(1, 8)
