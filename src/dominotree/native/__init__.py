@@ -23,6 +23,7 @@ _VOID_FUNCTIONS = {
     "dt_add_norm": [_P, _P, _P, _P, _I, _N, _N, _F, _I],
     "dt_swiglu": [_P, _P, _I, _N, _N, _I],
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
+    "dt_move": [_P, _N, _N, _N, _N, _N, _P, _P, _N],
     "dt_pack": [_P, _I, _N, _N, _P],
 }
 _FOLDER = Path(__file__).parent

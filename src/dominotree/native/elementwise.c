@@ -135,3 +135,15 @@ void dt_rope_store(const RopeStore *a, int threads) {
         }
     }
 }
+
+/* Copies column from[i] to column to[i] <= from[i], both increasing, of one slot: `layers` stretches, `stride` bytes apart,
+ * of kv_heads times `length` columns of `row` bytes. */
+void dt_move(void *slot, int64_t layers, int64_t stride, int64_t kv_heads, int64_t length, int64_t row, const int64_t *to,
+             const int64_t *from, int64_t count) {
+    for (int64_t l = 0; l < layers; l++)
+        for (int64_t h = 0; h < kv_heads; h++) {
+            char *columns = (char *)slot + l * stride + h * length * row;
+            for (int64_t i = 0; i < count; i++)
+                if (to[i] != from[i]) memcpy(columns + to[i] * row, columns + from[i] * row, (size_t)row);
+        }
+}

@@ -15,6 +15,7 @@
 #define TALL 6   /* rows of the tallest tile */
 #define PARALLEL 65536 /* multiplications from which on a second thread pays */
 #define BLOCK 48 /* rows whose inputs stay in the cache while all panels pass */
+#define SHARE 6 /* panels that a thread takes at a time: threads are not equally fast */
 #define AHEAD 1024 /* bytes of a panel between what is multiplied and what is fetched: memory is what a pass waits for */
 
 int64_t dt_lanes(void) { return LANES; }
@@ -239,15 +240,13 @@ int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, i
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads) if (rows * a->in * a->out > PARALLEL)
 #endif
-    {
-        int64_t part = 0, parts = 1;
+    for (int64_t first = 0; first < rows; first += most) {
+        const int64_t block = rows - first < most ? rows - first : most;
 #ifdef _OPENMP
-        part = omp_get_thread_num();
-        parts = omp_get_num_threads();
+#pragma omp for schedule(dynamic) nowait
 #endif
-        const int64_t from = panels * part / parts, count = panels * (part + 1) / parts - from;
-        for (int64_t first = 0; first < rows; first += most) {
-            const int64_t block = rows - first < most ? rows - first : most;
+        for (int64_t from = 0; from < panels; from += SHARE) {
+            const int64_t count = panels - from < SHARE ? panels - from : SHARE;
 #if TILED
             if (tiled) matrices(a, &io, first, block, from, count);
             else

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from dominotree import native
+
 _BLOCK = 16
 
 
@@ -54,7 +56,19 @@ class SlotCache:
         start = self.lengths[slot]
         moved = [(start + i, start + offset) for i, offset in enumerate(tail) if i != offset]
         if moved:
-            to, source = (torch.tensor(list(columns), device=self.keys.device) for columns in zip(*moved, strict=True))
+            to, source = torch.tensor(list(zip(*moved, strict=True)), device=self.keys.device)
             for rows in (self.keys, self.values):
-                rows[:, slot, :, to] = rows[:, slot, :, source]
+                self._move(rows[:, slot], to, source)
         self.lengths[slot] = start + len(tail)
+
+    def _move(self, rows: torch.Tensor, to: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies columns of one slot, `rows` `[layers, kv_heads, columns, head_dim]`."""
+        if rows.device.type != "cpu" or not native.available():
+            rows[:, :, to] = rows[:, :, source]
+            return
+        size = rows.element_size()
+        layers, kv_heads, length, head_dim = rows.shape
+        native.library().dt_move(
+            rows.data_ptr(), layers, rows.stride(0) * size, kv_heads, length, head_dim * size,
+            to.data_ptr(), source.data_ptr(), len(to),
+        )  # fmt: skip
