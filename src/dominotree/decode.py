@@ -276,8 +276,9 @@ class Decoder:
         drafting = [(_slot(g), rows) for g, rows in zip(batch, kept, strict=True) if self._drafts_for(g)]
         if not drafting:
             return
-        flat = [row for _, rows in drafting for row in rows]
-        self.drafter.extend(self._drafts, [s for s, _ in drafting], [len(rows) for _, rows in drafting], features[flat])
+        flat = torch.tensor([row for _, rows in drafting for row in rows], device=features.device)
+        kept_features = features.index_select(0, flat)
+        self.drafter.extend(self._drafts, [s for s, _ in drafting], [len(rows) for _, rows in drafting], kept_features)
 
     # Sequences come and go
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from dominotree import native
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.elementwise import normalise
-from dominotree.targets.rows import Rows
+from dominotree.targets.rows import Ints, Rows
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class NativeAttention:
             length=length,
             scale=head_dim**-0.5,
             kv_bf16=int(cache.keys.dtype == torch.bfloat16),
-            slot=rows.slots.ctypes.data,
-            contiguous=rows.contiguous.ctypes.data,
-            tail_start=rows.tail_start.ctypes.data,
-            tail=rows.tail.ctypes.data,
+            slot=_at(rows.slots),
+            contiguous=_at(rows.contiguous),
+            tail_start=_at(rows.tail_start),
+            tail=_at(rows.tail),
         )
         self._store = native.RopeStore(
             rows=len(rows),
@@ -99,9 +99,9 @@ class NativeAttention:
             kv_bf16=self._args.kv_bf16,
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
-            position=rows.positions.ctypes.data,
-            slot=rows.slots.ctypes.data,
-            column=rows.columns.ctypes.data,
+            position=_at(rows.positions),
+            slot=_at(rows.slots),
+            column=_at(rows.columns),
         )
 
     def keep(self, layer: int, kv: torch.Tensor, norms: HeadNorms | None) -> None:
@@ -160,6 +160,12 @@ class NativeAttention:
                 raise MemoryError("a pass ran out of memory")
 
         return run
+
+
+def _at(values: Ints) -> int:
+    """Address of an array, without the detour over `ctypes`."""
+    address: int = values.__array_interface__["data"][0]
+    return address
 
 
 class TorchAttention:

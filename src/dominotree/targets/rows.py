@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+
+
+def _arrays(*columns: Sequence[int]) -> list[Ints]:
+    """Integers as arrays, made in one go: a pass makes several small ones."""
+    flat = np.array([value for column in columns for value in column], dtype=np.int64)
+    ends = accumulate(map(len, columns))
+    return [flat[end - len(column) : end] for column, end in zip(columns, ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -75,18 +83,12 @@ class Rows:
             at += [start + len(path) for path in paths]
             contiguous += [start + 1] * count
             tails += paths
-        starts = np.zeros(len(tokens) + 1, dtype=np.int64)
-        np.cumsum([len(path) for path in tails], out=starts[1:])
-        return cls(
-            segments=segments,
-            tokens=np.array(tokens, dtype=np.int64),
-            positions=np.array(at, dtype=np.int64) if positions is None else positions,
-            slots=np.array(slots, dtype=np.int64),
-            columns=np.array(columns, dtype=np.int64),
-            contiguous=np.array(contiguous, dtype=np.int64),
-            tail_start=starts,
-            tail=np.array([column for path in tails for column in path] or [0], dtype=np.int64),
-        )
+        starts = list(accumulate(map(len, tails), initial=0))
+        tail = [column for path in tails for column in path] or [0]
+        made = _arrays(tokens, at, slots, columns, contiguous, starts, tail)
+        if positions is not None:
+            made[1] = positions
+        return cls(segments, *made)
 
     @classmethod
     def blocks(cls, slots: Sequence[int], starts: Sequence[int], size: int) -> Rows:
@@ -94,19 +96,14 @@ class Rows:
 
         The rows carry no tokens: a drafter makes its own.
         """
-        count = len(slots) * size
-        columns = np.add.outer(np.array(starts, dtype=np.int64), np.arange(size)).ravel()
-        zeros = np.zeros(count + 1, dtype=np.int64)
-        return cls(
-            segments=[Segment(slot, start, [0] * size) for slot, start in zip(slots, starts, strict=True)],
-            tokens=zeros[:count],
-            positions=columns,
-            slots=np.repeat(np.array(slots, dtype=np.int64), size),
-            columns=columns,
-            contiguous=np.repeat(np.array(starts, dtype=np.int64) + size, size),
-            tail_start=zeros,
-            tail=zeros[:1],
-        )
+        zeros = [0] * size
+        segments = [Segment(slot, start, zeros) for slot, start in zip(slots, starts, strict=True)]
+        columns = [start + i for start in starts for i in range(size)]
+        slot_of_row = [slot for slot in slots for _ in zeros]
+        seen = [start + size for start in starts for _ in zeros]
+        none = [0] * (len(columns) + 1)
+        where, of, contiguous, tail_start, tail = _arrays(columns, slot_of_row, seen, none, [0])
+        return cls(segments, tail_start[1:], where, of, where, contiguous, tail_start, tail)
 
     def mask(self, first_slot: int, last_slot: int, width: int, length: int) -> npt.NDArray[np.bool_]:
         """Dense `[slots, width, length]` mask for slots first .. last; rows that hold nothing see column 0."""
