@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import platform
-
 import pytest
 import torch
 
-from dominotree import native
 from dominotree.targets.linear import Linear
+from lesser import FEWER, kernels_without
 
 SHAPES = [(1, 1), (3, 5), (16, 32), (100, 48), (129, 200), (512, 96)]
 ROWS = [1, 2, 3, 4, 5, 6, 7, 9, 17, 48, 49, 150]
@@ -71,27 +69,11 @@ def test_other_dtypes_take_a_plain_matmul(dtype: torch.dtype) -> None:
     assert not linear.row_invariant
 
 
-NO_AVX512 = ["-mno-amx-bf16", "-mno-avx512f"]
-FEWER = [  # what a compiler is forbidden, so that kernels for other processors are tried on this one
-    pytest.param(["-mno-amx-bf16"], id="without tiles"),
-    pytest.param(["-mno-amx-bf16", "-mno-avx512bf16"], id="without bf16 products", marks=pytest.mark.slow),
-    pytest.param(NO_AVX512, id="with AVX2 only"),
-    pytest.param([*NO_AVX512, "-mno-avx", "-mno-avx2", "-mno-fma"], id="with SSE only", marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the instructions left out are those of x86")
-@pytest.mark.skipif(not native.available(), reason=f"no C kernels here: {native.reason()}")
 @pytest.mark.parametrize("left_out", FEWER)
 def test_kernels_for_lesser_processors_compute_the_same(monkeypatch: pytest.MonkeyPatch, left_out: list[str]) -> None:
-    monkeypatch.setattr(native, "_FLAGS", (*native._FLAGS, *left_out))
-    native._load.cache_clear()
-    try:
-        assert native.available(), native.reason()
+    monkeypatch.setattr("dominotree.targets.linear.onednn_works", lambda dtype: False)
+    with kernels_without(left_out):
         for dtype in (torch.float32, torch.bfloat16):
-            monkeypatch.setattr("dominotree.targets.linear.onednn_works", lambda dtype: False)
             for shape in SHAPES:
                 for coarse in (True, False):
                     test_equals_a_plain_matmul_and_keeps_a_rows_bits(shape, True, coarse, dtype)
-    finally:
-        native._load.cache_clear()

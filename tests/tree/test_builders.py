@@ -11,6 +11,7 @@ from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.tree.batched import build
 from dominotree.tree.reference import build_reference
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, StaticScorer
+from lesser import FEWER, kernels_without
 from tree.tabulated import TabulatedScorer, assert_close, assert_same, random_round, scored_paths, tabulated
 
 SLOW = settings(max_examples=60, deadline=None)
@@ -139,12 +140,13 @@ def test_budget_or_depth_zero_gives_an_empty_tree():
     levels=st.integers(1, 8),
     node_topk=st.sampled_from([None, 8]),
     coarse=st.booleans(),
+    shape=st.sampled_from([{}, {"hidden": 30, "state": 20, "rank": 19}, {"state": 64, "rank": 32, "vocab": 300}]),
 )
 def test_real_scorers_give_the_reference_tree_up_to_near_ties(
-    seed, budget, width, prefix_len, levels, node_topk, coarse
+    seed, budget, width, prefix_len, levels, node_topk, coarse, shape
 ):
-    base, hidden, roots, head = random_round(2, levels, seed=seed, prefix_len=prefix_len, offsets=seed % 2)
-    base = base.bfloat16() if coarse else base
+    base, hidden, roots, head = random_round(2, levels, seed=seed, prefix_len=prefix_len, offsets=seed % 2, **shape)
+    base, hidden = (base.bfloat16(), hidden.bfloat16()) if coarse else (base, hidden)
     scorers = (
         ConditionalScorer(base, hidden, roots, head, width),
         StaticScorer(base, hidden, roots, head, width),
@@ -158,6 +160,15 @@ def test_real_scorers_give_the_reference_tree_up_to_near_ties(
                 assert_close(trees, expected)
             else:
                 assert_same(trees, expected)
+
+
+@pytest.mark.parametrize("left_out", FEWER)
+def test_kernels_for_lesser_processors_grow_the_same_trees(left_out):
+    with kernels_without(left_out):
+        for seed in range(20):
+            base, hidden, roots, head = random_round(2, 5, seed=seed, state=20, rank=19, vocab=300)
+            scorer = ConditionalScorer(base, hidden, roots, head, 24)
+            assert_close(build(scorer, 20), build_reference(scorer, 20))
 
 
 def test_sequences_do_not_see_each_other():

@@ -101,8 +101,9 @@ static inline float logit(const Forest *f, int64_t at, int64_t place) {
     return f->logits ? f->logits[at * f->width + place] : get(f->base, f->base_bf16, at * f->width + place);
 }
 
-/* log_prob[width] of the candidates of one depth without a correction, normalised over the whole vocabulary. */
-static void uncorrected(const Forest *f, int64_t at, float *log_prob) {
+/* log_prob[width] of the candidates of one depth without a correction, normalised over the whole vocabulary. Returns 0, or
+ * NOT_FINITE. */
+static int uncorrected(const Forest *f, int64_t at, float *log_prob) {
     const int64_t from = at * f->vocab;
     float top = -INFINITY;
     double total = 0.0;
@@ -113,11 +114,12 @@ static void uncorrected(const Forest *f, int64_t at, float *log_prob) {
     for (; i < f->vocab; i++) total += expf(get(f->base, f->base_bf16, from + i) - top);
     const float normaliser = top + logf((float)(total + sum_lanes(sum)));
     for (int64_t m = 0; m < f->width; m++) log_prob[m] = logit(f, at, m) - normaliser;
+    return isfinite(normaliser) ? 0 : NOT_FINITE;
 }
 
 /* log_prob[width] of the candidates of one depth, for a node with these products; inner is scratch [rank], log_prob has
- * room for whole vectors. */
-static void conditional(const Forest *f, int64_t at, float scale, const float *hidden, const float *product, float *inner,
+ * room for whole vectors. Returns 0, or NOT_FINITE. */
+static int conditional(const Forest *f, int64_t at, float scale, const float *hidden, const float *product, float *inner,
                         float *log_prob) {
     const float *given = product + 3 * f->state;
     int64_t e = 0;
@@ -148,6 +150,7 @@ static void conditional(const Forest *f, int64_t at, float scale, const float *h
     for (int64_t m = 0; m < f->width; m += LANES) total += exp_nonpositive(*(vf *)(log_prob + m) - top);
     const float normaliser = top + logf(sum_lanes(total));
     for (int64_t m = 0; m < f->width; m++) log_prob[m] -= normaliser;
+    return isfinite(normaliser) ? 0 : NOT_FINITE;
 }
 
 static inline int before(Child x, Child y) { return x.score > y.score || (x.score == y.score && x.place < y.place); }
@@ -214,12 +217,12 @@ static int grow_tree(const Forest *f, int64_t b) {
             }
             const float *given = log_prob;
             if (!f->state) given = f->log_prob + at * f->width;
-            else if (below < f->prefix) uncorrected(f, at, log_prob);
+            else if (below < f->prefix) failed |= uncorrected(f, at, log_prob);
             else {
                 float *part = parts + below * f->ranks;
-                if (!ready[below]) failed = hidden_part(f, at, input, part);
+                if (!ready[below]) failed |= hidden_part(f, at, input, part);
                 ready[below] = 1;
-                conditional(f, at, f->scale ? f->scale[b] : 1.0f, part, own + f->state, inner, log_prob);
+                failed |= conditional(f, at, f->scale ? f->scale[b] : 1.0f, part, own + f->state, inner, log_prob);
             }
             known[taken] = sort_children(f, taken ? score[node] : 0.0f, given, most, scratch, sorted + taken * most);
         }

@@ -7,6 +7,7 @@ from dominotree import native
 from dominotree.drafters.domino import DominoHead, to_target_ids
 from dominotree.tree.heap import PathDependence, Trie, build_heap
 from dominotree.tree.limits import Limit, per_sequence
+from dominotree.tree.order import check_finite
 from dominotree.tree.tree import Trees
 
 
@@ -66,6 +67,7 @@ def _native_chain(
 
 
 def _chain(token: Tensor, log_prob: Tensor, max_depth: Limit | None) -> Trees:
+    check_finite(log_prob)
     batch, levels = token.shape
     depth = torch.arange(levels, device=token.device).expand(batch, -1).contiguous()
     full = torch.full((batch,), levels, dtype=torch.int64, device=token.device)
