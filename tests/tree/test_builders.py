@@ -157,7 +157,7 @@ def test_real_scorers_give_the_reference_tree_up_to_near_ties(
         for early_stop in (True, False):
             trees = build(scorer, budget, node_topk=node_topk, early_stop=early_stop)
             if isinstance(scorer, ConditionalScorer):
-                assert_close(trees, expected)
+                assert_close(trees, expected, 1e-4 if shape else 1e-5)  # larger sums round more
             else:
                 assert_same(trees, expected)
 
