@@ -255,7 +255,7 @@ class Decoder:
             path.append(node + 1)
         chosen = generation.tokens[before:]
         generation.stats.accepted.append(len(chosen))
-        generation.stats.nodes += len(tree)
+        generation.stats.nodes.append(len(tree))
         budget = self._budget(generation)
         if budget is not None:
             budget.observe(tree, [row - 1 for row in path], chosen)

@@ -26,15 +26,15 @@ STAGES = ("draft", "build", "verify", "commit")
 class Stats:
     """What decoding cost.
 
-    `accepted[i]` are the tokens round i committed, counted after any stop. The draft stage includes encoding the
-    drafter's context.
+    `accepted[i]` are the tokens round i committed, counted after any stop, `nodes[i]` the nodes it verified. The draft
+    stage includes encoding the drafter's context.
     """
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
     new_tokens: int = 0
     accepted: list[int] = field(default_factory=list)
-    nodes: int = 0
+    nodes: list[int] = field(default_factory=list)
     prefill_s: float = 0.0
     decode_s: float = 0.0
     stage_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))

@@ -300,7 +300,7 @@ class Pair:
                 decoder.adaptive.calibration.save(calibration_path(decoder.adaptive.costs.key))
         if (
             output.method != "ar"
-            and stats.nodes >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE
+            and sum(stats.nodes) >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE
             and stats.mean_accepted < NIL_ACCEPTANCE
         ):
             self._say(

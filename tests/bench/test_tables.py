@@ -88,7 +88,7 @@ def test_the_pairwise_table_puts_overall_first_and_sure_differences_in_bold(seri
 
 
 def test_stage_ending_and_variant_tables_say_what_is_missing(series):
-    for make in (tables.stage_table, tables.endings_table):
+    for make in (tables.stage_table, tables.endings_table, tables.tree_size_table):
         with pytest.raises(MissingData, match="no record has"):
             make(series, "t", "here")
     with pytest.raises(MissingData, match="variant"):
@@ -102,6 +102,8 @@ def test_stage_ending_and_variant_tables_say_what_is_missing(series):
     assert list(stages.rows[0]) == ["domino", "a", "0", "1.00", "3.50", "4.50"]
     ended = tables.endings_table(timed, "t", "here")
     assert list(ended.rows[0]) == ["domino", "a", "0", "1", "0.0", "100.0", "–", "2.00"]
+    sized = collect([record("adaptive", nodes=[64, 0, 5, 7], cap=64)])
+    assert list(tables.tree_size_table(sized, "t", "here").rows[0])[3:] == ["4", "19.0", "6", "25.0", "25.0"]
 
 
 def test_markdown_and_latex_escape_what_would_break_them():

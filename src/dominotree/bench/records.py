@@ -80,6 +80,8 @@ _REQUIRED: dict[str, _Check] = {
 _OPTIONAL: dict[str, _Check] = {
     "rounds": _COUNT,
     "accepted": (_is_counts, "a list of whole numbers, tokens committed per round"),
+    "nodes": (_is_counts, "a list of whole numbers, nodes verified per round"),
+    "cap": _COUNT,
     "finish_reason": _TEXT,
     "stage_ms": (_is_times, "an object of stage names and milliseconds per round"),
     "prefill_s": _NUMBER,
@@ -96,7 +98,8 @@ class Record:
     `decode_s` is seconds from the first draft to the last kept token (prefill, the drafter's context
     included, is `prefill_s` and not part of it); `tokens_per_s` = new_tokens / decode_s; `mean_accepted` is
     the mean over rounds of tokens committed (accepted draft tokens + 1; tau of this prompt); `accepted`
-    lists them round by round; `stage_ms` is the *mean per round* in milliseconds of draft, build,
+    lists them round by round, as `nodes` do the nodes verified, at most `cap` where the method sets the number
+    itself; `stage_ms` is the *mean per round* in milliseconds of draft, build,
     verify and commit. `budget` is None where the method has none; `variant` labels an ablation ("M=16",
     "reference").
     Keys outside the schema are kept in `extra`.
@@ -118,6 +121,8 @@ class Record:
     mean_accepted: float
     rounds: int | None = None
     accepted: Sequence[int] | None = None
+    nodes: Sequence[int] | None = None
+    cap: int | None = None
     finish_reason: str | None = None
     stage_ms: Mapping[str, float] | None = None
     prefill_s: float | None = None

@@ -226,6 +226,7 @@ def _sections(measured: _Measured) -> list[Section]:
     for part in measured.split(temperatures=False):
         stages.show(figures.stage_bars, part.series, "stages", part)
         stages.show(tables.stage_table, part.series, "stages", part)
+        budgets.show(tables.tree_size_table, part.series, "tree-sizes", part)
         endings.show(tables.endings_table, part.series, "endings", part)
     calibration.show(figures.calibration_lines, measured.calibration, "calibration", measured)
     return [speed, paired, stages, budgets, ablations, depths, calibration, endings]

@@ -445,7 +445,9 @@ def output_digest(token_ids: Sequence[int]) -> str:
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()
 
 
-def record_of(key: RecordKey, output: Output, *, candidates: int | None, **extra: Any) -> Record:
+def record_of(
+    key: RecordKey, output: Output, *, candidates: int | None, cap: int | None = None, **extra: Any
+) -> Record:
     """The record of a turn; an answer that its first token ends has no round, 0 tokens/s and tau 1."""
     stats = output.stats
     rounds = stats.rounds
@@ -457,6 +459,8 @@ def record_of(key: RecordKey, output: Output, *, candidates: int | None, **extra
         mean_accepted=stats.mean_accepted if rounds else 1.0,
         rounds=rounds,
         accepted=list(stats.accepted),
+        nodes=list(stats.nodes),
+        cap=cap,
         finish_reason=output.finish_reason,
         stage_ms={stage: ms / rounds for stage, ms in stats.stage_ms.items()} if rounds else None,
         prefill_s=stats.prefill_s,
@@ -550,7 +554,9 @@ class _Runner:
         except _TooLong as error:
             self._skip(talk.unit, sample, turn, str(error))
             return
-        self._store.write(record_of(key, output, candidates=talk.unit.setup.candidates, seed=output.seed))
+        drafting = talk.unit.setup.drafting
+        cap = None if drafting.kind.rule == "fixed" else drafting.most_nodes
+        self._store.write(record_of(key, output, candidates=talk.unit.setup.candidates, cap=cap, seed=output.seed))
         if talk.unit in self._calibrated:
             self._store.calibration.append(*bins_of(_label(talk.unit), talk.rounds))
 

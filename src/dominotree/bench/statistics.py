@@ -466,6 +466,29 @@ def endings(records: Iterable[Record]) -> Endings | None:
     return Endings(n, len(taus.get("stop", ())) / n, len(taus.get("length", ())) / n, tau("stop"), tau("length"))
 
 
+class TreeSizes(NamedTuple):
+    """How large the trees were that a method verified which sets their size itself, over `rounds` rounds.
+
+    `capped` is the share of rounds at the cap, `empty` of those without a tree.
+    """
+
+    rounds: int
+    mean: float
+    median: float
+    capped: float
+    empty: float
+
+
+def tree_sizes(records: Iterable[Record]) -> TreeSizes | None:
+    """The sizes of the trees of records with a `cap`; None where none has one."""
+    pairs = [(n, record.cap) for record in records if record.cap is not None for n in record.nodes or ()]
+    if not pairs:
+        return None
+    sizes, caps = np.array(pairs).T
+    capped, empty = float(np.mean(sizes >= caps)), float(np.mean(sizes == 0))
+    return TreeSizes(len(pairs), float(sizes.mean()), float(np.median(sizes)), capped, empty)
+
+
 def reliability(bins: Iterable[CalibrationBin], edges: int = 10) -> dict[str, list[CalibrationBin]]:
     """Calibration curves pooled over depths: per label, bins of equal width by predicted probability.
 

@@ -18,6 +18,7 @@ from dominotree.bench.statistics import (
     endings,
     scopes,
     stage_times,
+    tree_sizes,
 )
 
 CELL_COLUMNS = (
@@ -315,6 +316,25 @@ def variant_table(cells: Sequence[Cell], name: str, where: str) -> Table:
         raise MissingData("no record names a variant")
     head = ["method", "run", "speedup", "tau", "tokens/s", "n"]
     return Table(name, f"Ablation variants, overall, {where}.", head, rows, 2)
+
+
+def tree_size_table(series: Sequence[Series], name: str, where: str) -> Table:
+    """Sizes of the trees of the methods that set them.
+
+    Raises MissingData where no record has a `cap`.
+    """
+    found = [(one, sizes) for one in series if (sizes := tree_sizes(one.records))]
+    if not found:
+        raise MissingData("no record has a cap")
+    rows = [
+        [
+            *(one.configuration.label, one.run, f"{one.temperature:g}", str(sizes.rounds)),
+            *(f"{sizes.mean:.1f}", f"{sizes.median:g}", f"{100 * sizes.capped:.1f}", f"{100 * sizes.empty:.1f}"),
+        ]
+        for one, sizes in found
+    ]
+    head = ["method", "run", "T", "rounds", "nodes, mean", "median", "at the cap, %", "without a tree, %"]
+    return Table(name, f"Trees of the methods that set their size themselves, {where}.", head, rows, 3)
 
 
 def endings_table(series: Sequence[Series], name: str, where: str) -> Table:

@@ -76,7 +76,7 @@ class Answer:
         self.finished: float | None = None
         self.outcome = ""
         self.fault: Exception | None = None
-        self.rounds_seen = self.nodes_seen = self.tokens_seen = 0
+        self.rounds_seen = self.tokens_seen = 0
         self._shown = 0
         self._logprobs = None if request.sampling.logprobs is None else _TokenOffsets()
 
@@ -390,10 +390,9 @@ class Engine:
             self.metrics.progress(
                 tokens=stats.new_tokens - answer.tokens_seen,
                 accepted=stats.accepted[answer.rounds_seen :],
-                nodes=stats.nodes - answer.nodes_seen,
+                nodes=sum(stats.nodes[answer.rounds_seen :]),
             )
             answer.tokens_seen, answer.rounds_seen = stats.new_tokens, len(stats.accepted)
-            answer.nodes_seen = stats.nodes
             event = answer.news(self.decoder.codec)
             if event is not None and event.last:
                 self._finish(answer, generation.finish_reason or "abort")
@@ -486,7 +485,7 @@ def describe(answer: Answer) -> dict[str, Any]:
         "mean_accepted": round(stats.mean_accepted, 4),
         "accepted_histogram": histogram,
         "accepted_drafts": sum(stats.accepted) - stats.rounds,
-        "nodes": stats.nodes,
+        "nodes": sum(stats.nodes),
         "prefill_s": round(stats.prefill_s, 6),
         "decode_s": round(stats.decode_s, 6),
         "tokens_per_s": round(stats.tokens_per_s, 3),
