@@ -217,3 +217,26 @@ def test_nan_and_infinite_logits_are_drawn_from_as_the_sums_say(dtype: torch.dty
         sampler.choose(logits, [])
     with pytest.raises(InvalidRequest, match="no token"):
         sampler.choose(torch.full((100,), -math.inf, dtype=dtype), [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    top_p=st.sampled_from([1e-9, 0.3, 0.9, 0.999, 1 - 1e-9]),
+    vocab=st.sampled_from([1, 30, 1024, 1025, 5000]),
+    spread=st.sampled_from([0.0, 0.1, 3.0]),
+    quantum=st.sampled_from([0.0, 0.5]),
+)
+def test_top_p_keeps_the_likeliest_tokens_ties_to_the_smaller_id(
+    seed: int, top_p: float, vocab: int, spread: float, quantum: float
+) -> None:
+    logits = spread * torch.randn(vocab, generator=torch.Generator().manual_seed(seed))
+    logits = (logits / quantum).round() * quantum if quantum else logits
+    sampler = Sampler(SamplingParams(temperature=1.0, top_p=top_p, seed=1), [1], vocab)
+    _, ids = sampler.decision(logits, [])
+    assert ids is not None
+    ordered, order = logits.double().sort(descending=True, stable=True)
+    mass = ordered.softmax(-1).cumsum(-1)
+    assert sorted(order[: len(ids)].tolist()) == ids.tolist()
+    assert len(ids) == vocab or mass[len(ids) - 1] >= top_p - 1e-12
+    assert len(ids) == 1 or mass[len(ids) - 2] < top_p + 1e-12

@@ -291,12 +291,19 @@ def _survivors(scores: torch.Tensor, params: SamplingParams) -> torch.Tensor | N
     if 0 < params.top_k < len(scores):
         keep &= scores >= scores.topk(params.top_k).values[-1]
     if params.top_p < 1:
-        ordered, order = scores.masked_fill(~keep, -_INF).sort(descending=True, stable=True)
-        mass = ordered.softmax(dim=-1).cumsum(dim=-1)
-        beyond = torch.ones_like(mass, dtype=torch.bool)
-        beyond[0] = False
-        beyond[1:] = mass[:-1] >= params.top_p
-        keep[order[beyond]] = False
+        keep &= _nucleus(scores.masked_fill(~keep, -_INF), params.top_p)
     if params.min_p:
         keep &= scores >= scores.masked_fill(~keep, -_INF).max() + math.log(params.min_p)
     return keep.nonzero().squeeze(1)
+
+
+def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Whether a token is among the likeliest up to a mass of `top_p`, ties to the smaller id; `scores` `[vocab]`."""
+    total = scores.exp().sum()
+    # All tokens below this hold less than 1 - top_p together, so that only the others have to be sorted.
+    least = math.log((1 - top_p) / len(scores)) + float(total.log()) - 1e-6
+    ids = (scores >= least).nonzero().squeeze(1)
+    ordered, order = scores[ids].sort(descending=True, stable=True)
+    mass = (ordered.exp() / total).cumsum(dim=-1)
+    count = 1 + int((mass[:-1] < top_p).sum())
+    return torch.zeros_like(scores, dtype=torch.bool).index_fill(0, ids[order[:count]], True)

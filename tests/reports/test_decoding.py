@@ -264,7 +264,7 @@ def test_a_drafter_made_for_shorter_texts_goes_on_drafting(target: DecoderTarget
     got = Decoder(target, drafter, context=256).run([Request(prompt, params(max_new_tokens=200))])[0]
     assert got.tokens == plain(target, params(max_new_tokens=200), prompt).tokens
     assert got.finish_reason == "length"
-    assert got.stats.nodes > 0
+    assert sum(got.stats.nodes) > 0
 
 
 @pytest.mark.parametrize("length", [120, 124, 126])
@@ -415,4 +415,4 @@ def test_counts_add_up_for_every_method(target: DecoderTarget) -> None:
             assert stats.rounds == len(stats.accepted)
             assert all(1 <= n <= drafter.draft_length + 1 for n in stats.accepted)
             assert stats.mean_accepted == (0.0 if limit == 1 else (limit - 1) / stats.rounds)
-            assert sum(stats.accepted) - stats.rounds <= stats.nodes <= 12 * stats.rounds
+            assert sum(stats.accepted) - stats.rounds <= sum(stats.nodes) <= 12 * stats.rounds
