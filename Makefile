@@ -51,7 +51,7 @@ EIGHT := gsm8k,math500,aime25,humaneval,mbpp,livecodebench,mt-bench,alpaca
 BENCH = $(BIN)/dominotree bench $(FROM) --max-new-tokens
 
 results: $(VENV)/.installed-dev
-	$(BIN)/dominotree profile
+	$(BIN)/dominotree profile --contexts 64,256,768,1792,4096,7936 --plot results/figures/cost.svg
 	$(BENCH) 128 --sets $(EIGHT) --limit 4 --budget 4,8,16,32 --out results/methods \
 	    --methods ar,dflash,ddtree,caddtree,domino,marginal,static,dominotree,condadaptive,adaptive
 	$(BENCH) 256 --sets $(EIGHT) --limit 4 --budget 8,16 --out results/long --methods ar,domino,dominotree

@@ -18,8 +18,12 @@ def test_every_cost_aware_method_runs_after_one_profile(
     for method, options in methods.items():
         result = run("generate", "hello", *options, "--method", method, "--max-new-tokens", 4)
         assert result.exit_code == 2 and "dominotree profile" in result.stderr
-    result = run("profile", *both, "--repeats", 1, "--plot", tmp_path / "costs.svg")
+    for contexts, named in (("8,x", "integers"), ("0,8", "at least 1"), ("8,100000", "at most")):
+        result = run("profile", "--contexts", contexts)
+        assert result.exit_code == 2 and named in result.stderr
+    result = run("profile", *both, "--repeats", 1, "--contexts", "8,64,32", "--plot", tmp_path / "costs.svg")
     assert result.exit_code == 0, result.output
+    assert "8 tokens" in result.stdout and "64 tokens" in result.stdout
     assert "Domino drafter, ms" in result.stdout and "DFlash drafter, ms" in result.stdout
     assert len(list((tmp_path / "profiles").iterdir())) == 2
     assert "<svg" in (tmp_path / "costs.svg").read_text()

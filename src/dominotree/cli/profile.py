@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,10 @@ def profile(
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Measurements of each point; their median counts.")
     ] = 9,
+    contexts: Annotated[
+        str | None,
+        typer.Option("--contexts", help="Context lengths to measure at, in tokens; those between are interpolated."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the curves into this PNG or SVG file.")] = None,
 ) -> None:
     """Measure draft, build and verify time; caddtree, condadaptive and adaptive need it once per machine."""
@@ -31,9 +36,15 @@ def profile(
     from dominotree.errors import InvalidRequest
     from dominotree.pair import load
 
+    lengths = list(CONTEXTS) if contexts is None else sorted(set(common.comma_list("contexts", contexts, int)))
+    if not lengths or lengths[0] < 1:
+        raise InvalidRequest(f"--contexts is {contexts!r}; integers of at least 1 with commas between are expected")
     pair = load(
         target=target, drafter=drafter, dflash_drafter=dflash_drafter, dtype=dtype, device=device, threads=threads
     )
+    room = pair.target.max_positions - max(ROWS) - 1
+    if contexts is not None and lengths[-1] > room:
+        raise InvalidRequest(f"--contexts names {lengths[-1]}; at most {room} fit this target")
     drafters = [one for one in (pair.drafter, pair.dflash_drafter) if one is not None]
     if not drafters:
         raise InvalidRequest("a profile needs a drafter; give one (--drafter)")
@@ -41,8 +52,9 @@ def profile(
     for used in drafters:
         kind = "Domino" if used.head is not None else "DFlash"
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(f"measuring, {kind} drafter", total=len(CONTEXTS) * len(ROWS) * repeats)
-            costs = measure(pair.name, pair.target, used, repeats=repeats, tick=lambda: progress.advance(task))  # noqa: B023
+            task = progress.add_task(f"measuring, {kind} drafter", total=len(lengths) * len(ROWS) * repeats)
+            tick = partial(progress.advance, task)
+            costs = measure(pair.name, pair.target, used, contexts=lengths, repeats=repeats, tick=tick)
         path = profile_path(costs.key)
         costs.save(path)
         measured.append(costs)
