@@ -168,6 +168,7 @@ def measure(
     length = max(contexts) + max(rows) + 64
     cache, context_cache = target.new_cache(1, length), drafter.new_cache(1, length)
     tokens = [rng.randrange(target.vocab_size) for _ in range(max(contexts))]
+    drawn = [rng.randrange(target.vocab_size) for _ in range(max(rows))]
     for start in range(0, len(tokens), 256):
         part = tokens[start : start + 256]
         out = target.forward(cache, [Segment(0, start, part)], feature_layers=drafter.feature_layers, last_only=True)
@@ -188,7 +189,7 @@ def measure(
             with torch.inference_mode():
                 _, build_ms = _timed(partial(_build, drafting, drafter, made))
             parents = [rng.randrange(max(0, i - 3), i + 1) for i in range(count - 1)]
-            segment = Segment(0, context, [tokens[i] for i in range(count)], parents)
+            segment = Segment(0, context, drawn[:count], parents)
             verified, verify_ms = _timed(
                 partial(target.forward, cache, [segment], feature_layers=drafter.feature_layers)
             )
