@@ -9,7 +9,7 @@ from math import exp, log
 from dominotree.calibration import Calibration
 from dominotree.costs import CostModel
 from dominotree.methods import Method
-from dominotree.tree.budget import cost_aware_count
+from dominotree.tree.budget import Sizing, cost_aware_count
 from dominotree.tree.tree import Tree
 
 _CONTEXT_STEP = 64
@@ -49,26 +49,36 @@ class Pace:
 
 
 class AdaptiveBudget:
-    """Cuts a tree that was built to its cap, by the cost-aware rule, and learns from what became of it."""
+    """Sizes trees by the cost-aware rule, and learns from what became of them.
+
+    A builder that can (`Trees.given` tells) ends a tree itself where one more node would not pay; other trees are built
+    to their cap and cut.
+    """
 
     def __init__(self, costs: CostModel, calibration: Calibration) -> None:
         self.costs, self.calibration = costs, calibration
-        self._rounds: dict[tuple[int, int], tuple[list[float], float]] = {}
+        self._rounds: dict[tuple[int, int, bool], tuple[list[float], float]] = {}
 
-    def cut(self, tree: Tree, method: Method, context: int, pace: Pace) -> Tree:
-        """The leading part of `tree` that is worth verifying behind `context` committed tokens.
+    def sizing(self, method: Method, nodes: int, contexts: Sequence[int]) -> Sizing:
+        """What a builder needs to size trees of at most `nodes` behind so many committed tokens."""
+        calibration = self.calibration.mean if method.rule == "calibrated" else None
+        return Sizing([self._round_ms(nodes, context, sized=True)[0] for context in contexts], calibration)
+
+    def cut(self, tree: Tree, method: Method, context: int, pace: Pace, *, sized: bool) -> Tree:
+        """The leading part of `tree` that is worth verifying behind `context` committed tokens; all of it if `sized`.
 
         Under the `calibrated` rule the nodes are put into the order of their calibrated chances first, and `pace` is
         told what the round is worth.
         """
-        if not len(tree):
+        if not len(tree) and not sized:
             return tree
-        if method.rule == "calibrated":
+        calibrated = method.rule == "calibrated"
+        if calibrated and not sized:
             tree = tree.reordered(self._calibrated_scores(tree))
-        costs, plain = self._round_costs(len(tree), context)
+        costs, plain = self._round_ms(len(tree), context, sized=sized)
         chances = [exp(score) for score in tree.score]
-        count = cost_aware_count(chances, costs)
-        if method.rule == "calibrated":
+        count = len(tree) if sized else cost_aware_count(chances, costs)
+        if calibrated:
             pace.drafted((1.0 + sum(chances[:count])) / costs[count] * plain, count)
         return tree.first(count)
 
@@ -82,13 +92,15 @@ class AdaptiveBudget:
                 given = [tree.given[child] for child in children]
                 self.calibration.observe(tree.depth[children[0]], given, place)
 
-    def _round_costs(self, nodes: int, context: int) -> tuple[list[float], float]:
-        """Milliseconds of rounds that verify 0 .. `nodes` of so many built nodes, and of one without a draft."""
+    def _round_ms(self, nodes: int, context: int, *, sized: bool) -> tuple[list[float], float]:
+        """Milliseconds of rounds that verify 0 .. `nodes` nodes, as `CostModel.round`, and of one without a draft."""
         step = context // _CONTEXT_STEP
-        if (nodes, step) not in self._rounds:
+        known = self._rounds.get((nodes, step, sized))
+        if known is None:
             middle = step * _CONTEXT_STEP + _CONTEXT_STEP // 2
-            self._rounds[nodes, step] = self.costs.round(nodes, middle).tolist(), self.costs.plain(middle)
-        return self._rounds[nodes, step]
+            known = self.costs.round(nodes, middle, sized=sized).tolist(), self.costs.plain(middle)
+            self._rounds[nodes, step, sized] = known
+        return known
 
     def _calibrated_scores(self, tree: Tree) -> list[float]:
         scores: list[float] = []

@@ -58,9 +58,13 @@ class CostModel:
         by_context = np.array([_interpolate(at, self.rows, curve) for curve in self.verify_ms])
         return _at_context(context, self.contexts, by_context)
 
-    def round(self, nodes: int, context: int) -> Floats:
-        """Time of a round that verifies 0 .. `nodes` nodes of a tree that was built to `nodes`, `[nodes + 1]`."""
-        return self.verify(nodes + 1, context) + (self.draft(context) + self.build(nodes) + self.rest_ms)
+    def round(self, nodes: int, context: int, *, sized: bool = False) -> Floats:
+        """Time of a round that verifies 0 .. `nodes` nodes, `[nodes + 1]`, of a tree built to `nodes`.
+
+        If `sized`, of one built no further than it is verified.
+        """
+        build = _interpolate(np.arange(1, nodes + 2), self.rows, self.build_ms) if sized else self.build(nodes)
+        return self.verify(nodes + 1, context) + (self.draft(context) + build + self.rest_ms)
 
     def draft(self, context: int) -> float:
         """Time of a draft."""

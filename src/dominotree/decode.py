@@ -214,20 +214,23 @@ class Decoder:
             depths = [self._max_depth(batch[i]) for i in members]
             noise = [_noise(batch[i]) for i in members]
             caps = [batch[i].most_nodes for i in members]
+            drafting, contexts = batch[members[0]].request.drafting, [len(batch[i].tokens) - 1 for i in members]
+            budget = self._budget(batch[members[0]])
+            sizing = None if budget is None else budget.sizing(drafting.kind, max(caps), contexts)
             with _ends([batch[i] for i in members]):
-                grown = grow(batch[members[0]].request.drafting, self.drafter, part, depths, noise, caps)
+                grown = grow(drafting, self.drafter, part, depths, noise, caps, sizing)
             for row, i in enumerate(members):
-                trees[id(batch[i])] = self._cut(batch[i], grown.single(row))
+                tree = grown.single(row)
+                if budget is not None:
+                    tree = budget.cut(tree, drafting.kind, contexts[row], batch[i].pace, sized=grown.given is not None)
+                trees[id(batch[i])] = self._pruned(batch[i], tree)
         return trees
 
-    def _cut(self, generation: Generation, tree: Tree) -> Tree:
-        if generation.request.prune is not None:
-            with _ends([generation]):
-                tree = generation.request.prune(generation.tokens, tree)
-        budget = self._budget(generation)
-        if budget is None:
+    def _pruned(self, generation: Generation, tree: Tree) -> Tree:
+        if generation.request.prune is None:
             return tree
-        return budget.cut(tree, generation.request.drafting.kind, len(generation.tokens) - 1, generation.pace)
+        with _ends([generation]):
+            return generation.request.prune(generation.tokens, tree)
 
     def _pays(self, generation: Generation) -> bool:
         """Whether to draft at all: fixed budgets always do."""

@@ -12,6 +12,7 @@ from dominotree.drafters.coupling import Noise, couple, sample_candidates
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.tree.batched import build
+from dominotree.tree.budget import Sizing
 from dominotree.tree.chain import base_chain, corrected_chain
 from dominotree.tree.reference import build_reference
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, Scorer, StaticScorer
@@ -140,11 +141,12 @@ def grow(
     max_depth: Sequence[int],
     noise: Sequence[Noise | None] = (),
     most_nodes: Sequence[int] | None = None,
+    sizing: Sizing | None = None,
 ) -> Trees:
     """The trees (or chains) to verify for a draft over a batch; `max_depth[i]` bounds the depths of sequence i.
 
     `noise[i]` are the draws that sequence i is known to make, where drafting should look at them. `most_nodes[i]`
-    bounds its tree, None: the budget does.
+    bounds its tree, None: the budget does; a `sizing` may end it earlier, which `Trees.given` tells.
     """
     scale = None
     if any(noise):
@@ -155,8 +157,10 @@ def grow(
         draft = replace(draft, base=sample_candidates(draft.base, drafting.candidates))
     if kind.shape == "tree":
         scorer = score(drafting, drafter, draft, scale)
-        builder = build_reference if drafting.reference_builder else build
-        return builder(scorer, most_nodes or drafting.most_nodes, node_topk=drafting.node_topk, max_depth=max_depth)
+        budgets, children = most_nodes or drafting.most_nodes, drafting.node_topk
+        if drafting.reference_builder:
+            return build_reference(scorer, budgets, node_topk=children, max_depth=max_depth)
+        return build(scorer, budgets, node_topk=children, max_depth=max_depth, sizing=sizing)
     if kind.score == "base":
         return base_chain(draft.base, d2t=drafter.d2t, max_depth=max_depth)
     assert drafter.head is not None

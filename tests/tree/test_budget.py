@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dominotree.tree.budget import cost_aware_count
+from dominotree import native
+from dominotree.calibration import Calibration
+from dominotree.tree.batched import build
+from dominotree.tree.budget import Sizing, cost_aware_count
+from dominotree.tree.scorers import ConditionalScorer
 from dominotree.tree.tree import Tree
+from tree.tabulated import random_round
 
 
 @given(
@@ -33,6 +41,46 @@ def test_free_verification_takes_all_and_dear_verification_takes_none() -> None:
     assert cost_aware_count(chances, np.array([1.0, 10.0, 19.0, 28.0])) == 0
     assert cost_aware_count([], np.ones(1)) == 0
     assert cost_aware_count([0.0, 0.0], np.ones(3)) == 0
+
+
+KERNELS = pytest.mark.skipif(not native.available(), reason=f"trees are sized by C kernels: {native.reason()}")
+
+
+@KERNELS
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sized_tree_is_what_the_rule_would_cut_the_whole_one_to(seed: int) -> None:
+    base, hidden, roots, head = random_round(2, 5, seed=seed)
+    scorer = ConditionalScorer(base * 3, hidden, roots, head, 16)
+    whole = build(scorer, 24)
+    costs = [[10 + step * n for n in range(25)] for step in (0.1, 0.6)]
+    sized = build(scorer, 24, sizing=Sizing(costs))
+    assert whole.given is None
+    assert sized.given is not None
+    for b in range(2):
+        full, own = whole.single(b), sized.single(b)
+        count = cost_aware_count(np.exp(full.score).tolist(), costs[b])
+        assert own.token == full.token[:count]
+        assert own.given == pytest.approx(full.given[:count], rel=1e-4)
+    nothing = build(scorer, 24, sizing=Sizing([[1.0, *[100.0 * n for n in range(1, 25)]]] * 2))
+    assert nothing.count.tolist() == [0, 0]
+
+
+@KERNELS
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sized_tree_is_best_by_its_calibrated_chances(seed: int) -> None:
+    base, hidden, roots, head = random_round(1, 5, seed=seed)
+    scorer = ConditionalScorer(base * 3, hidden, roots, head, 16)
+    calibration = Calibration([(0.8, -0.4), (0.6, -0.2), (1.2, 0.3), (0.9, 0.0), (0.7, -1.0)], [((1, 0), (0, 1))] * 5)
+    tree = build(scorer, 60, sizing=Sizing([[1.0] * 61], calibration.mean)).single(0)
+    assert len(tree) == 60  # a node costs nothing
+    for node, parent in enumerate(tree.parent):
+        own = math.log(calibration.acceptance(tree.depth[node], tree.given[node]))
+        assert tree.score[node] == pytest.approx(own + (tree.score[parent] if parent >= 0 else 0.0), abs=1e-4)
+    assert np.all(np.diff(tree.score) <= 1e-6)
+    raw = build(scorer, 60).single(0)
+    kept = {tuple(tree.token[i] for i in tree.path(node)) for node in range(20)}
+    other = {tuple(raw.token[i] for i in raw.path(node)) for node in range(20)}
+    assert kept != other
 
 
 def test_reordering_keeps_parents_first_and_edges_intact() -> None:

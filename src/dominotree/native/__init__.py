@@ -137,8 +137,8 @@ class Forest(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in (
                 "log_prob", "base", "logits", "candidates", "d2t", "hidden", "root", "scale", "from_state",
-                "from_hidden", "input_table", "proj_out", "budget", "depth_limit", "token", "parent", "depth", "count",
-                "score",
+                "from_hidden", "input_table", "proj_out", "budget", "depth_limit", "calibration", "cost", "token",
+                "parent", "depth", "count", "score", "given",
             )
         ],
     ]  # fmt: skip

@@ -26,8 +26,10 @@ typedef struct {
     const float *input_table;   /* [V', 3G] */
     const void *proj_out;       /* [V', E] */
     const int64_t *budget, *depth_limit; /* [sequences] */
+    const float *calibration;   /* [levels, 2] slope and offset on the logit of a node's probability; null: as it is */
+    const float *cost;          /* [sequences, size + 1] of a round that verifies so many nodes; null: of no account */
     int64_t *token, *parent, *depth, *count; /* [sequences, size] and [sequences] */
-    float *score;               /* [sequences, size] */
+    float *score, *given;       /* [sequences, size] */
 } Forest;
 
 #define OUT_OF_MEMORY 1
@@ -35,7 +37,7 @@ typedef struct {
 #define PARALLEL 65536 /* multiplications of a node from which on a second thread pays */
 
 typedef struct {
-    float score;
+    float score, log_prob;
     int32_t place;
 } Child;
 
@@ -167,17 +169,30 @@ static int64_t keep_best(const Child *all, int64_t n, int64_t most, Child *best)
     return kept;
 }
 
+/* The logarithm of the chance that a node at `depth` is accepted where its parent is. */
+static float chance(const Forest *f, int64_t depth, float log_prob) {
+    if (!f->calibration) return log_prob;
+    const float p = expf(log_prob), kept = p < 1e-4f ? 1e-4f : p > 0.9999f ? 0.9999f : p;
+    return -log1pf(expf(-(f->calibration[2 * depth] * logf(kept / (1.0f - kept)) + f->calibration[2 * depth + 1])));
+}
+
 /* The children of a node that may enter, best first: at most f->children by log-probability, then `most` by score. */
-static int64_t sort_children(const Forest *f, float parent, const float *log_prob, int64_t most, Child *scratch, Child *out) {
+static int64_t sort_children(const Forest *f, int64_t depth, float parent, const float *log_prob, int64_t most, Child *scratch,
+                             Child *out) {
     Child *all = scratch, *capped = scratch + f->width;
     int64_t n = 0;
     for (int64_t m = 0; m < f->width; m++)
-        if (log_prob[m] > -INFINITY) all[n++] = (Child){log_prob[m], (int32_t)m};
+        if (log_prob[m] > -INFINITY) all[n++] = (Child){log_prob[m], log_prob[m], (int32_t)m};
     if (f->children < n) {
         n = keep_best(all, n, f->children, capped);
         all = capped;
     }
-    for (int64_t i = 0; i < n; i++) all[i].score = parent + all[i].score;
+    if (f->calibration) { /* keeps the order, so that only those that stay need it */
+        n = keep_best(all, n, most, out);
+        for (int64_t i = 0; i < n; i++) out[i].score = parent + chance(f, depth, out[i].log_prob);
+        return n;
+    }
+    for (int64_t i = 0; i < n; i++) all[i].score = parent + all[i].log_prob;
     return keep_best(all, n, most, out);
 }
 
@@ -185,8 +200,10 @@ static int grow_tree(const Forest *f, int64_t b) {
     const int64_t budget = f->budget[b] < f->size ? f->budget[b] : f->size;
     const int64_t limit = f->depth_limit[b] < f->levels ? f->depth_limit[b] : f->levels;
     int64_t *token = f->token + b * f->size, *parent = f->parent + b * f->size, *depth = f->depth + b * f->size;
-    float *score = f->score + b * f->size;
-    for (int64_t i = 0; i < f->size; i++) token[i] = 0, parent[i] = -1, depth[i] = 0, score[i] = -INFINITY;
+    float *score = f->score + b * f->size, *given_to = f->given + b * f->size;
+    const float *cost = f->cost ? f->cost + b * (f->size + 1) : 0;
+    float gained = 1.0f; /* tokens that the round is expected to commit */
+    for (int64_t i = 0; i < f->size; i++) token[i] = 0, parent[i] = -1, depth[i] = 0, score[i] = given_to[i] = -INFINITY;
     f->count[b] = 0;
     if (budget <= 0 || limit <= 0) return 0;
     const int64_t most = budget < f->width ? budget : f->width, record = f->state + f->columns;
@@ -224,7 +241,7 @@ static int grow_tree(const Forest *f, int64_t b) {
                 ready[below] = 1;
                 failed |= conditional(f, at, f->scale ? f->scale[b] : 1.0f, part, own + f->state, inner, log_prob);
             }
-            known[taken] = sort_children(f, taken ? score[node] : 0.0f, given, most, scratch, sorted + taken * most);
+            known[taken] = sort_children(f, below, taken ? score[node] : 0.0f, given, most, scratch, sorted + taken * most);
         }
         if (taken == budget) break;
         int64_t best = -1, best_depth = 0;
@@ -237,6 +254,9 @@ static int grow_tree(const Forest *f, int64_t b) {
                 best = i, best_depth = level, best_score = here;
         }
         if (best < 0 || !(best_score > -INFINITY)) break;
+        const float more = gained + expf(best_score);
+        if (cost && more * cost[taken] <= gained * cost[taken + 1]) break; /* one more node would not pay */
+        gained = more;
         const Child *chosen = &sorted[best * most + cursor[best]++];
         const int64_t id = draft_id(f, b * f->levels + best_depth, chosen->place);
         chosen_id[taken + 1] = id;
@@ -244,6 +264,7 @@ static int grow_tree(const Forest *f, int64_t b) {
         parent[taken] = best - 1;
         depth[taken] = best_depth;
         score[taken] = chosen->score;
+        given_to[taken] = chosen->log_prob;
         f->count[b] = taken + 1;
     }
     free(records), free(sorted), free(cursor);

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dominotree import native
 from dominotree.errors import InvalidRequest
+from dominotree.tree.budget import Sizing
 from dominotree.tree.heap import build_heap, trimmed
 from dominotree.tree.layers import build_layers
 from dominotree.tree.limits import Limit, children_per_node, per_sequence
@@ -20,14 +21,17 @@ def build(
     max_depth: Limit | None = None,
     size: int | None = None,
     early_stop: bool | None = None,
+    sizing: Sizing | None = None,
 ) -> Trees:
     """The best `budgets` nodes of each sequence's trie, as `build_reference` defines them (DominoTree).
 
     With `early_stop` (the default on a CPU, and only there) a C kernel takes the nodes off a heap one by one, where
     there is a compiler and the scorer can be handed to it, and the result has as many rows as its largest tree.
-    Without it every depth is a layer of fixed shape, the result has `size` rows (default: the largest budget), and
-    nothing waits for the device where `size` is given and limits are ints or tensors on it, so the build can be
-    traced and captured; the values of tensors are not checked then. Raises `InvalidRequest` for a limit out of range.
+    Given a `sizing` that kernel also ends a tree where one more node would not pay; a result with `given` was sized so.
+    Without `early_stop` every depth is a layer of fixed shape, the result has `size` rows (default: the largest
+    budget), and nothing waits for the device where `size` is given and limits are ints or tensors on it, so the build
+    can be traced and captured; the values of tensors are not checked then. Raises `InvalidRequest` for a limit out of
+    range.
     """
     batch, levels, width = scorer.candidates.shape
     children = children_per_node(node_topk, width)
@@ -42,7 +46,7 @@ def build(
         depth_limit = [min(d, levels) for d in per_sequence(max_depth, batch, levels, "max_depth")]
         trie = scorer.trie() if native.available() else None
         if trie is not None:
-            return build_heap(trie, budget, children, depth_limit)
+            return build_heap(trie, budget, children, depth_limit, sizing)
         limits = (torch.tensor(values, dtype=torch.int64) for values in (budget, depth_limit))
         return trimmed(build_layers(scorer, next(limits), max(budget, default=0), children, next(limits)))
     if size is None:

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What a builder needs that ends a tree where one more node would not pay.
+
+    `costs[b][n]` is the time of a round in which sequence b verifies n nodes. A node's chance to be accepted is its
+    probability or, with `calibration`, `(slope, offset)` per depth, sigmoid(slope * logit(probability) + offset) along
+    its path.
+    """
+
+    costs: Sequence[Sequence[float]]
+    calibration: Sequence[tuple[float, float]] | None = None
 
 
 def cost_aware_count(probabilities: Sequence[float], cost: Sequence[float]) -> int:

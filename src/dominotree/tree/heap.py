@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dominotree import native
 from dominotree.drafters.domino import DominoHead
+from dominotree.tree.budget import Sizing
 from dominotree.tree.order import broken
 from dominotree.tree.tree import Trees
 
@@ -54,15 +55,18 @@ class Trie:
         return (self.scores.base if self.scores.logits is None else self.scores.logits).shape
 
 
-def build_heap(trie: Trie, budget: Sequence[int], children: int, depth_limit: Sequence[int]) -> Trees:
+def build_heap(
+    trie: Trie, budget: Sequence[int], children: int, depth_limit: Sequence[int], sizing: Sizing | None = None
+) -> Trees:
     """The `budget[b]` best nodes of each trie, at most `children` per node and `depth_limit[b]` levels.
 
-    Raises `NumericalError` where the backbone's output is not finite.
+    With `sizing` fewer, where more would not pay, and best by its chances. Raises `NumericalError` where the backbone's
+    output is not finite.
     """
     batch, levels, width = trie.shape
     size = max(budget, default=0)
     token, parent, depth = torch.empty(3, batch, size, dtype=torch.int64)
-    score = torch.empty(batch, size)
+    score, given = torch.empty(2, batch, size)
     limits = torch.tensor([budget, depth_limit, budget], dtype=torch.int64)
     count = limits[2]
     forest = native.Forest(
@@ -79,19 +83,24 @@ def build_heap(trie: Trie, budget: Sequence[int], children: int, depth_limit: Se
         depth=depth.data_ptr(),
         count=count.data_ptr(),
         score=score.data_ptr(),
+        given=given.data_ptr(),
     )
     held = _point(forest, candidates=trie.candidates, d2t=trie.d2t)
     if isinstance(trie.scores, PathDependence):
         held += _fill_path(forest, trie.scores)
     else:
         held += _point(forest, log_prob=trie.scores)
+    if sizing is not None:
+        held += _point(forest, cost=torch.tensor([list(ms[: size + 1]) for ms in sizing.costs]))
+        if sizing.calibration is not None:
+            held += _point(forest, calibration=torch.tensor(sizing.calibration))
     failed = native.library().dt_grow(ctypes.byref(forest))
     del held
     if failed == _NOT_FINITE:
         raise broken()
     if failed:
         raise MemoryError("building the tree ran out of memory")
-    return trimmed(Trees(token, parent, depth, score, count, levels))
+    return trimmed(Trees(token, parent, depth, score, count, levels, given if sizing is not None else None))
 
 
 def trimmed(trees: Trees) -> Trees:
@@ -105,6 +114,7 @@ def trimmed(trees: Trees) -> Trees:
         parent=trees.parent[:, :size],
         depth=trees.depth[:, :size],
         score=trees.score[:, :size],
+        given=None if trees.given is None else trees.given[:, :size],
     )
 
 

@@ -29,6 +29,8 @@ class Trees:
     """`[B]` int64, nodes that are not padding."""
     levels: int | None = None
     """No path is longer than this; None where only n bounds it."""
+    given: Tensor | None = None
+    """`[B, n]` fp32, log-probabilities below the parents, where scores are not their sums: trees that were sized."""
 
     @classmethod
     def empty(cls, batch: int, size: int = 0, device: torch.device | str = "cpu") -> "Trees":
@@ -84,13 +86,17 @@ class Trees:
             depth=self.depth.where(keep, 0),
             score=self.score.where(keep, -torch.inf),
             count=count,
+            given=None if self.given is None else self.given.where(keep, -torch.inf),
         )
 
     def single(self, b: int) -> "Tree":
         """Tree b as Python lists, padding dropped."""
         n = int(self.count[b])
         parent, score = self.parent[b, :n].tolist(), self.score[b, :n].tolist()
-        given = [exp(s - (score[p] if p >= 0 else 0.0)) for s, p in zip(score, parent, strict=True)]
+        if self.given is None:
+            given = [exp(s - (score[p] if p >= 0 else 0.0)) for s, p in zip(score, parent, strict=True)]
+        else:
+            given = [exp(log_prob) for log_prob in self.given[b, :n].tolist()]
         return Tree(self.token[b, :n].tolist(), parent, self.depth[b, :n].tolist(), score, given)
 
 
