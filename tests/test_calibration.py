@@ -52,8 +52,10 @@ def test_it_is_kept_and_read_again(tmp_path: Path) -> None:
     calibration = Calibration.fresh(3)
     calibration.observe(1, [0.5, 0.2], 0)
     calibration.save(tmp_path / "a" / "c.json")
-    again = Calibration.load(tmp_path / "a" / "c.json")
+    again = Calibration.load(tmp_path / "a" / "c.json", 3)
     assert again == calibration
+    with pytest.raises(InvalidRequest, match="delete it"):
+        Calibration.load(tmp_path / "a" / "c.json", 2)
     for text in (
         "",
         "{}",
@@ -64,4 +66,11 @@ def test_it_is_kept_and_read_again(tmp_path: Path) -> None:
     ):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(InvalidRequest, match="delete it"):
-            Calibration.load(tmp_path / "bad.json")
+            Calibration.load(tmp_path / "bad.json", 1)
+
+
+def test_a_likelier_node_never_counts_for_less() -> None:
+    calibration = Calibration.fresh(1)
+    for _ in range(500):
+        calibration.observe(0, [0.7, 0.2, 0.05], 2)
+    assert calibration.acceptance(0, 0.9) > calibration.acceptance(0, 0.1)

@@ -206,3 +206,71 @@ def test_no_more_depths_are_drafted_than_the_tree_has_nodes(shift_label: bool) -
             [Request([4, 5, 6], SamplingParams(max_new_tokens=12, ignore_eos=True), Drafting(method, budget))]
         )
         assert set(pair_drafts) == {expected}
+
+
+@pytest.mark.parametrize("method", ["dominotree", "domino", "ddtree"])
+def test_a_broken_draft_ends_its_own_request_only(target, method: str, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    prompts = [PROMPT, PROMPT[::-1], PROMPT[1:]]
+    requests = [Request(prompt, params, Drafting(method, 6)) for prompt in prompts]
+    expected = [g.new_tokens for g in Decoder(target, drafter, slots=3, context=64).run(requests)]
+    decoder = Decoder(target, drafter, slots=3, context=64)
+    generations = [decoder.add(request) for request in requests]
+    for _ in range(4):
+        decoder.step()
+    made = drafter.draft
+
+    def spoilt(cache: Any, slots: Any, roots: Any, **options: Any) -> Any:
+        draft = made(cache, slots, roots, **options)
+        for row, slot in enumerate(slots):
+            if slot == generations[1].slot:
+                draft.base[row, 0, 3] = float("nan")
+        return draft
+
+    monkeypatch.setattr(drafter, "draft", spoilt)
+    with pytest.raises(NumericalError):
+        decoder.step()
+    while decoder.busy:
+        decoder.step()
+    assert [g.finish_reason for g in generations] == ["length", "abort", "length"]
+    assert [g.new_tokens for i, g in enumerate(generations) if i != 1] == [expected[0], expected[2]]
+
+
+def test_the_default_dtype_of_torch_does_not_matter(target, answer) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    requests = [
+        Request(
+            PROMPT, SamplingParams(max_new_tokens=20, ignore_eos=True, temperature=1.5, seed=5), Drafting(method, 6)
+        )
+        for method in ("dominotree", "domino", "ddtree")
+    ]
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        got = [g.new_tokens for g in Decoder(target, drafter, context=64).run(requests)]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got == [answer[:20]] * 3
+
+
+def test_a_logits_processor_is_asked_once_a_token(target) -> None:  # type: ignore[no-untyped-def]
+    asked = []
+
+    def processor(path: Any, logits: torch.Tensor) -> torch.Tensor:
+        asked.append(len(path))
+        return logits.index_fill(0, torch.tensor([7]), float("inf")) if len(path) % 2 else logits
+
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True, temperature=1.0, seed=1, logits_processors=[processor])
+    Decoder(target, context=64).run([Request(PROMPT, params, Drafting("ar"))])
+    assert asked == [5, 6, 7, 8, 9, 10]
+
+
+def test_a_drafters_context_does_not_overflow(target) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    cache = drafter.new_cache(1, 8)
+    features = torch.zeros(cache.length + 1, len(drafter.feature_layers) * target.hidden_size)
+    with pytest.raises(InvalidRequest, match="room"):
+        drafter.extend(cache, [0], [len(features)], features)
+    cache.lengths[0] = cache.length
+    with pytest.raises(InvalidRequest, match="room"):
+        drafter.draft(cache, [0], [5])

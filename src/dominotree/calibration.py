@@ -21,6 +21,7 @@ from dominotree.errors import InvalidRequest
 _PRIOR_MEAN = (0.92, -0.5)
 _PRIOR_PRECISION = 30.0
 _LARGEST_STEP = 0.25
+_LEAST_SLOPE = 0.05  # so that a likelier node never counts for less
 _FORGET = 0.998
 _CLIP = 1e-4
 
@@ -65,7 +66,7 @@ class Calibration:
         self.precision[depth] = ((aa, ab), (ab, bb))
         scale = 1 / (aa * bb - ab * ab)  # Newton's step: the inverse of the precision times the gradient
         self.mean[depth] = (
-            slope + _clipped(scale * (bb * up_a - ab * up_b)),
+            max(slope + _clipped(scale * (bb * up_a - ab * up_b)), _LEAST_SLOPE),
             offset + _clipped(scale * (aa * up_b - ab * up_a)),
         )
 
@@ -77,16 +78,16 @@ class Calibration:
         scratch.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Calibration:
-        """Reads what `save` wrote; raises `InvalidRequest` for anything else."""
+    def load(cls, path: Path, depths: int) -> Calibration:
+        """Reads what `save` wrote for so many depths; raises `InvalidRequest` for anything else."""
         try:
             held = json.loads(path.read_text())
-            mean = [(float(slope), float(offset)) for slope, offset in held["mean"]]
+            mean = [(max(float(slope), _LEAST_SLOPE), float(offset)) for slope, offset in held["mean"]]
             precision = [((float(aa), float(ab)), (float(ab), float(bb))) for (aa, ab), (_, bb) in held["precision"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"{path} holds no calibration ({error}); delete it and it is learned again") from error
         numbers = [x for depth in mean for x in depth] + [x for rows in precision for row in rows for x in row]
-        if len(mean) != len(precision) or not all(map(isfinite, numbers)):
+        if not len(mean) == len(precision) == depths or not all(map(isfinite, numbers)):
             raise InvalidRequest(f"{path} holds a calibration of the wrong shape; delete it and it is learned again")
         return cls(mean, precision)
 

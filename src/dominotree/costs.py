@@ -125,7 +125,7 @@ def profile_key(name: str, target: Target, drafter: Drafter) -> dict[str, Any]:
     return {
         "target": name,
         "layers": target.num_layers,
-        "drafter": [c.num_hidden_layers, c.block_size, c.gru_hidden_dim, c.scored_vocab_size],
+        "drafter": [c.num_hidden_layers, c.block_size, c.draft_length, c.gru_hidden_dim, c.scored_vocab_size],
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),

@@ -14,7 +14,7 @@ import torch
 from dominotree.adaptive import AdaptiveBudget
 from dominotree.drafters.coupling import Noise
 from dominotree.drafters.dflash import Draft, Drafter
-from dominotree.errors import InvalidRequest
+from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Generation, Request, Round, Stopwatch
 from dominotree.methods import grow
 from dominotree.sampling import check_best
@@ -134,8 +134,8 @@ class Decoder:
     def step(self) -> None:
         """Admits waiting requests, encodes one chunk of each prompt, and decodes one round of all others.
 
-        An error that is one request's own (its logits processor's, NaN in its rows, one while its prompt is encoded
-        or its kind of trees is built) comes through, ends that request, and leaves the others in order.
+        An error that is one request's own (its logits processor's, NaN in its rows or its draft, one while its prompt
+        is encoded) comes through, ends that request, and leaves the others in order.
         """
         with self._lock:
             try:
@@ -210,20 +210,31 @@ class Decoder:
             groups.setdefault(generation.request.drafting, []).append(i)
         trees: dict[int, Tree] = {}
         for members in groups.values():
-            part = draft if len(groups) == 1 else Draft(*(t[members] for t in (draft.roots, draft.hidden, draft.base)))
-            depths = [self._max_depth(batch[i]) for i in members]
-            noise = [_noise(batch[i]) for i in members]
-            caps = [batch[i].most_nodes for i in members]
-            drafting, contexts = batch[members[0]].request.drafting, [len(batch[i].tokens) - 1 for i in members]
-            budget = self._budget(batch[members[0]])
-            sizing = None if budget is None else budget.sizing(drafting.kind, max(caps), contexts)
-            with _ends([batch[i] for i in members]):
-                grown = grow(drafting, self.drafter, part, depths, noise, caps, sizing)
-            for row, i in enumerate(members):
-                tree = grown.single(row)
-                if budget is not None:
-                    tree = budget.cut(tree, drafting.kind, contexts[row], batch[i].pace, sized=grown.given is not None)
-                trees[id(batch[i])] = self._pruned(batch[i], tree)
+            try:
+                trees |= self._grow(batch, draft, members)
+            except NumericalError:  # broken values of one of them are not to end the others
+                for i in members:
+                    with _ends([batch[i]]):
+                        trees |= self._grow(batch, draft, [i])
+        return trees
+
+    def _grow(self, batch: Sequence[Generation], draft: Draft, members: Sequence[int]) -> dict[int, Tree]:
+        """The trees of those sequences of the draft's batch, whose drafting is the same."""
+        assert self.drafter is not None
+        part, ours = draft, [batch[i] for i in members]
+        if len(members) < len(batch):
+            part = Draft(*(t[list(members)] for t in (draft.roots, draft.hidden, draft.base)))
+        depths, noise = [self._max_depth(g) for g in ours], [_noise(g) for g in ours]
+        caps, contexts = [g.most_nodes for g in ours], [len(g.tokens) - 1 for g in ours]
+        drafting, budget = ours[0].request.drafting, self._budget(ours[0])
+        sizing = None if budget is None else budget.sizing(drafting.kind, max(caps), contexts)
+        grown = grow(drafting, self.drafter, part, depths, noise, caps, sizing)
+        trees: dict[int, Tree] = {}
+        for row, generation in enumerate(ours):
+            tree = grown.single(row)
+            if budget is not None:
+                tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, sized=grown.given is not None)
+            trees[id(generation)] = self._pruned(generation, tree)
         return trees
 
     def _pruned(self, generation: Generation, tree: Tree) -> Tree:

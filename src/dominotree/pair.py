@@ -271,8 +271,8 @@ class Pair:
         if costs is None:
             return None
         path = calibration_path(costs.key)
-        learned = Calibration.load(path) if path.exists() else Calibration.fresh(drafter.draft_length)
-        return AdaptiveBudget(costs, learned)
+        learned = Calibration.load(path, drafter.draft_length) if path.exists() else None
+        return AdaptiveBudget(costs, learned or Calibration.fresh(drafter.draft_length))
 
     def _options(self, options: dict[str, Any]) -> tuple[SamplingParams, Drafting, dict[str, Any]]:
         options = dict(options)

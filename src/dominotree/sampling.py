@@ -162,7 +162,8 @@ def gumbel_noise(seed: int, position: int | Sequence[int], token_ids: torch.Tens
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _signed(0x94D049BB133111EB)
     x = x ^ ((x >> 31) & 0x1FFFFFFFF)
-    uniform = (((x >> 11) & 0x1FFFFFFFFFFFFF).double() + 0.5) * 2.0**-53
+    bits = ((x >> 11) & 0x1FFFFFFFFFFFFF).clamp(max=2**53 - 2)  # the next number rounds to a uniform of 1
+    uniform = (bits.double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(uniform))
 
 
@@ -197,20 +198,20 @@ class Sampler:
         `path` are the generated tokens so far, those of an unfinished walk down a tree included. Raises
         `NumericalError` for NaN logits and `InvalidRequest` when the transforms leave no token.
         """
+        if self.params.changes_logits:
+            logits = self._transform(logits.float(), path)
         drawn = self._draw(logits, path)
         if drawn is not None:
             return drawn
-        sums, ids = self.decision(logits, path)
+        sums, ids = self._sums(logits.float(), path)
         place = int(sums.argmax())
         return place if ids is None else int(ids[place])
 
     def _draw(self, logits: torch.Tensor, path: Sequence[int]) -> int | None:
-        """What `choose` gives, by a C kernel that takes few logarithms; None where that does not apply."""
+        """What `choose` gives for transformed logits, by a C kernel that takes few logarithms; None where it cannot."""
         params = self.params
         if params.temperature == 0 or params.cuts or logits.device.type != "cpu" or not native.available():
             return None
-        if params.changes_logits:
-            logits = self._transform(logits.float(), path)
         if logits.dtype not in (torch.float32, torch.bfloat16):
             return None
         logits = logits.contiguous()
@@ -219,7 +220,7 @@ class Sampler:
             logits.data_ptr(), logits.dtype == torch.bfloat16, len(logits), params.temperature, start,
             torch.get_num_threads(),
         )  # fmt: skip
-        return token if token >= 0 else None  # NaN and infinite logits: see `decision`
+        return token if token >= 0 else None  # NaN and infinite logits: see `_sums`
 
     def decision(self, logits: torch.Tensor, path: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The sums whose argmax `choose` takes, and the token ids they belong to (None: 0 .. vocab-1).
@@ -227,10 +228,11 @@ class Sampler:
         At temperature 0 the transformed logits, fp32; above it (logit - largest) / temperature + noise, fp64, of the
         tokens that survive the transforms. Raises as `choose` does.
         """
-        params = self.params
         scores = logits.float()
-        if params.changes_logits:
-            scores = self._transform(scores, path)
+        return self._sums(self._transform(scores, path) if self.params.changes_logits else scores, path)
+
+    def _sums(self, scores: torch.Tensor, path: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        params = self.params
         highest = scores.max()
         check_best(float(highest))
         if params.temperature == 0:

@@ -84,3 +84,14 @@ def test_kernels_for_lesser_processors_compute_the_same(left_out: list[str]) -> 
             for dim in (20, 64):
                 test_it_is_fp64_attention_up_to_rounding(dim, dtype)
                 test_a_row_has_its_bits_alone_in_a_tree_and_behind_committed_ancestors(dim, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_a_row_does_not_see_cannot_harm_it(dtype: torch.dtype, value: float) -> None:
+    room = Room(64, dtype, len(TREE) + 1)
+    whole = room.attend(NativeAttention, [tree_at(30)])
+    room.qkv[8, -KV_HEADS * 64 :] = value
+    spoilt = room.attend(NativeAttention, [tree_at(30)])
+    assert not spoilt[8].isfinite().any()
+    torch.testing.assert_close(spoilt[:8], whole[:8])

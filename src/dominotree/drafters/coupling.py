@@ -41,7 +41,7 @@ def couple(
     base = base.float()
     depths, vocab = base.shape[1:]
     ids = torch.arange(vocab, device=base.device) if token_ids is None else token_ids
-    coupled, scale = base.clone(), torch.ones(len(noise), device=base.device)
+    coupled, scale = base.clone(), torch.ones(len(noise), dtype=torch.float32, device=base.device)
     for row, known in enumerate(noise):
         if known is not None:
             scale[row] = TRUST * SHARPNESS
@@ -59,10 +59,9 @@ def sample_candidates(base: torch.Tensor, width: int) -> torch.Tensor:
     base, vocab = base.float(), base.shape[-1]
     if not 0 < width < vocab:
         return base
-    key = int(base.double().sum().abs().mul(1e6).remainder(2**31))
     ids = torch.arange(vocab, device=base.device)
-    drawn = [
-        gumbel_noise(key, range(depth * 1000, depth * 1000 + base.shape[0]), ids) for depth in range(base.shape[1])
-    ]
-    kept = (base + torch.stack(drawn, dim=1).to(base.dtype)).topk(width, dim=-1).indices
+    sums = base.double().nan_to_num(0.0, 0.0, 0.0).sum(dim=(1, 2))
+    keys = [int(key) for key in sums.abs().mul(1e6).remainder(2**31).tolist()]
+    drawn = torch.stack([gumbel_noise(key, range(base.shape[1]), ids) for key in keys])
+    kept = (base + drawn.to(base.dtype)).topk(width, dim=-1).indices
     return torch.full_like(base, -torch.inf).scatter(-1, kept, base.gather(-1, kept))

@@ -12,6 +12,7 @@ import torch
 from dominotree.drafters.checkpoint import draft_token_ids
 from dominotree.drafters.config import DrafterConfig
 from dominotree.drafters.domino import DominoHead
+from dominotree.errors import InvalidRequest
 from dominotree.targets.attention import LayerShape, attention_kind
 from dominotree.targets.base import Lender
 from dominotree.targets.cache import SlotCache
@@ -114,6 +115,8 @@ class Drafter:
 
         `features` `[sum(counts), len(feature_layers) * H]`: the target's layer outputs there, in the same order.
         """
+        if any(cache.lengths[slot] + count > cache.length for slot, count in zip(slots, counts, strict=True)):
+            raise InvalidRequest(f"a drafter's context has room for {cache.length} positions; raise --context")
         added = [Segment(slot, cache.lengths[slot], [0] * count) for slot, count in zip(slots, counts, strict=True)]
         self.encode(cache, Rows.of(added), features)
         for slot, count in zip(slots, counts, strict=True):
@@ -142,6 +145,8 @@ class Drafter:
         assert self._rope is not None, "new_cache comes first"
         depths = c.draft_length if depths is None else min(depths, c.draft_length)
         size = c.block_size - c.draft_length + depths
+        if any(cache.lengths[slot] + size > cache.length for slot in slots):
+            raise InvalidRequest(f"a drafter's context has room for {cache.length} positions; raise --context")
         block = torch.tensor([[root, *[c.mask_token_id] * (size - 1)] for root in roots], device=device)
         rows = Rows.blocks(slots, [cache.lengths[slot] for slot in slots], size)
         attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)

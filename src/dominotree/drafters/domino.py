@@ -98,7 +98,7 @@ class DominoHead:
     @property
     def has_trie(self) -> bool:
         """Whether the C kernel can score paths: the GRU's inputs are tabulated and the weights of a dtype it reads."""
-        return self.input_table is not None and self.proj_out.dtype != torch.float16
+        return self.input_table is not None and self.proj_out.dtype in (torch.float32, torch.bfloat16)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids `[...]` of draft-vocabulary indices `[...]`."""
@@ -116,7 +116,7 @@ class DominoHead:
         if self.input_table is None:
             return self._input_part(root_ids)
         places = [self._place.get(token, -1) for token in root_ids.tolist()]
-        if min(places) < 0:
+        if min(places, default=-1) < 0:
             return self._input_part(root_ids)
         if len(places) == 1:
             return self.input_table[places[0] : places[0] + 1]

@@ -75,6 +75,7 @@ static void tile_scores(const Task *t) {
         uint8_t rows[16];
     } shape __attribute__((aligned(64))) = {.palette = 1};
     for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = SIDE;
+    __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
     _tile_loadconfig(&shape);
     const int64_t row = t->dim * 2;
     for (int64_t i = 0; i < t->lanes; i += SIDE) {
@@ -213,6 +214,22 @@ static void sum_values(const Task *t, int bf16) {
     }
 }
 
+/* A value that is not finite turns a weight of zero into NaN: sums that came to that leave out what is not seen. */
+static void mend(const Task *t, int bf16) {
+    const int64_t row = t->dim * (bf16 ? 2 : 4);
+    for (int64_t i = 0; i < t->count; i++) {
+        float *sum = t->sum + i * t->padded, wrong = 0.0f;
+        for (int64_t d = 0; d < t->dim; d++) wrong += sum[d] * 0.0f;
+        if (wrong == 0.0f) continue;
+        memset(sum, 0, (size_t)t->padded * 4);
+        for (int64_t c = 0; c < t->columns; c++) {
+            if (c >= t->common && !t->seen[(c - t->common) * t->lanes + i]) continue;
+            for (int64_t d = 0; d < t->dim; d++)
+                sum[d] = fused(all(t->score[c * t->lanes + i]), all(get(t->values + c * row, bf16, d)), all(sum[d]))[0];
+        }
+    }
+}
+
 static void write_out(const Attention *a, const Task *t, int64_t kv_head) {
     for (int64_t i = 0; i < t->count; i++) {
         const int64_t to = ((t->first + i / t->group) * a->heads + kv_head * t->group + i % t->group) * t->dim;
@@ -262,6 +279,7 @@ static int attend_task(const Attention *a, int64_t first, int64_t last, int64_t 
     look(a, &t);
     soften(&t, a->scale);
     sum_values(&t, a->kv_bf16);
+    mend(&t, a->kv_bf16);
     write_out(a, &t, kv_head);
     free(memory);
     return 0;

@@ -16,10 +16,14 @@ typedef struct {
     void *x, *normed, *delta, *qkv, *gate_up, *active;
 } Pass;
 
-static void add(void *x, const void *delta, int bf16, int64_t count) {
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) store(x, bf16, i, load(x, bf16, i) + load(delta, bf16, i));
-    for (; i < count; i++) put(x, bf16, i, get(x, bf16, i) + get(delta, bf16, i));
+/* Row by row, since what is left over of whole vectors must be so whatever rows there are. */
+static void add(void *x, const void *delta, int bf16, int64_t rows, int64_t dim) {
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t i = r * dim;
+        const int64_t end = i + dim;
+        for (; i + LANES <= end; i += LANES) store(x, bf16, i, load(x, bf16, i) + load(delta, bf16, i));
+        for (; i < end; i++) put(x, bf16, i, get(x, bf16, i) + get(delta, bf16, i));
+    }
 }
 
 /* Layers first .. last - 1. `a` and `s` are complete but for the layer's own pointers; a->keys and a->values are those
@@ -49,6 +53,6 @@ int dt_layers(const Layer *layers, int64_t first, int64_t last, const Pass *p, c
         if (failed) return 1;
         delta = p->delta;
     }
-    if (delta) add(p->x, delta, p->bf16, p->rows * p->hidden);
+    if (delta) add(p->x, delta, p->bf16, p->rows, p->hidden);
     return 0;
 }

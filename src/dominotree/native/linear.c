@@ -198,6 +198,7 @@ static void matrices(const Linear *a, const Ends *io, int64_t first, int64_t row
         shape.bytes[t] = 64;
         shape.rows[t] = t == 5 || t == stacks - 1 ? (uint8_t)(rows - (stacks - 1) * SIDE) : SIDE;
     }
+    __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
     _tile_loadconfig(&shape);
     float sums[STACK * SIDE * LANES] __attribute__((aligned(64)));
     for (int64_t p = panel; p < panel + count; p++) {

@@ -7,7 +7,8 @@ static inline uint64_t noise_bits(uint64_t start, int64_t token) {
     uint64_t x = (uint64_t)(token + 1) * 0x9E3779B97F4A7C15u + start;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-    return (x ^ (x >> 31)) >> 11;
+    x = (x ^ (x >> 31)) >> 11;
+    return x < (1ull << 53) - 2 ? x : (1ull << 53) - 2; /* the next number rounds to a uniform of 1 */
 }
 
 static double perturbed(float logit, float highest, double temperature, uint64_t start, int64_t token) {
@@ -58,6 +59,7 @@ int64_t dt_draw(const void *logits, int bf16, int64_t vocab, double temperature,
         for (int64_t i = 0; i < count; i++) logit[i] = get(logits, bf16, from + i);
         bounds(logit, highest, inverse, start, from, count, bound);
         for (int64_t i = 0; i < count; i++) {
+            if (logit[i] == -INFINITY) continue;
             const float slack = 1e-5f * fabsf(bound[i]) + 1e-5f; /* the bound is in single precision */
             if (bound[i] + slack < known) continue;
             const double sum = perturbed(logit[i], highest, temperature, start, from + i);

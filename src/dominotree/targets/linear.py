@@ -82,6 +82,8 @@ class Linear:
         self._call = native.library().dt_linear
 
     def _native(self, x: torch.Tensor, kernel: native.Linear) -> torch.Tensor:
+        if x.shape[1] != self.in_features or x.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"rows of {x.shape[1]} {x.dtype} do not fit a layer of {self.in_features} inputs")
         x = x.contiguous()
         out = x.new_empty(x.shape[0], self.out_features)
         bf16 = x.dtype == torch.bfloat16

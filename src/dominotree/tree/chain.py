@@ -62,7 +62,7 @@ def _native_chain(
     """The chain as a tree whose nodes have one child each, out of all V' candidates."""
     batch, levels, _ = base.shape
     trie = Trie(None, head.d2t, PathDependence(base.detach(), None, hidden, root_ids, scale, head))
-    depths = per_sequence(max_depth, batch, levels, "max_depth")
+    depths = [min(depth, levels) for depth in per_sequence(max_depth, batch, levels, "max_depth")]
     return build_heap(trie, depths, 1, depths)
 
 

@@ -66,7 +66,7 @@ def build_heap(
     batch, levels, width = trie.shape
     size = max(budget, default=0)
     token, parent, depth = torch.empty(3, batch, size, dtype=torch.int64)
-    score, given = torch.empty(2, batch, size)
+    score, given = torch.empty(2, batch, size, dtype=torch.float32)
     limits = torch.tensor([budget, depth_limit, budget], dtype=torch.int64)
     count = limits[2]
     forest = native.Forest(
@@ -91,9 +91,9 @@ def build_heap(
     else:
         held += _point(forest, log_prob=trie.scores)
     if sizing is not None:
-        held += _point(forest, cost=torch.tensor([list(ms[: size + 1]) for ms in sizing.costs]))
+        held += _point(forest, cost=_table([ms[: size + 1] for ms in sizing.costs], batch, size + 1))
         if sizing.calibration is not None:
-            held += _point(forest, calibration=torch.tensor(sizing.calibration))
+            held += _point(forest, calibration=_table(sizing.calibration[:levels], levels, 2))
     failed = native.library().dt_grow(ctypes.byref(forest))
     del held
     if failed == _NOT_FINITE:
@@ -134,12 +134,20 @@ def _fill_path(forest: native.Forest, path: PathDependence) -> list[Tensor]:
         logits=path.logits,
         hidden=hidden,
         root=head.root_inputs(path.root_ids),
-        scale=path.scale,
+        scale=None if path.scale is None else path.scale.float(),
         from_state=head.kernel_state,
         from_hidden=head.kernel_hidden,
         input_table=head.input_table,
         proj_out=head.kernel_proj_out,
     )
+
+
+def _table(rows: Sequence[Sequence[float]], count: int, width: int) -> Tensor:
+    """Numbers as fp32 `[count, width]`, which the kernel reads to the end."""
+    table = torch.tensor([list(row) for row in rows], dtype=torch.float32)
+    if table.shape != (count, width):
+        raise ValueError(f"a sizing has a table of {list(table.shape)}; {[count, width]} is expected")
+    return table
 
 
 def _readable(tensor: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def broken() -> NumericalError:
 def _native_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """`stable_topk` of fp32 or bf16 by a C kernel; raises where a row holds a NaN or has no finite largest value."""
     rows = values.contiguous()
-    best = torch.empty(*values.shape[:-1], k)
+    best = torch.empty(*values.shape[:-1], k, dtype=torch.float32)
     ids = torch.empty(best.shape, dtype=torch.int64)
     width = rows.shape[-1]
     wrong = native.library().dt_top(

@@ -65,10 +65,10 @@ class PagedContext:
 
     def _roomy(self, sequences: int, length: int) -> SlotCache:
         """A cache for a batch, kept for the next ones."""
-        held = self._room
-        if held is None or len(held.lengths) < sequences or held.length < length + self._drafter.config.block_size:
+        held, block = self._room, self._drafter.config.block_size  # a cache has a block more than it was made for
+        if held is None or len(held.lengths) < sequences or held.length < length + block:
             slots = max(sequences, len(held.lengths) if held is not None else 1)
-            columns = max(length, held.length if held is not None else 1)
+            columns = max(length, held.length - block if held is not None else 1)
             held = self._room = self._drafter.new_cache(slots, 1 << (columns - 1).bit_length())
         return held
 
