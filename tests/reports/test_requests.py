@@ -388,7 +388,7 @@ def test_a_draft_vocabulary_beyond_the_target_is_refused() -> None:
         check_fits_target(config, **sizes, draft_tokens=torch.tensor([0, 1, 120]))  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not native.available(), reason="no C kernels here")
+@pytest.mark.skipif(not native.available(), reason=f"no C kernels here: {native.reason()}")
 def test_damaged_or_uncachable_kernels_are_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = native._compiler()
     assert compiler is not None
