@@ -141,7 +141,7 @@ def _signed(x: int) -> int:
     return x - 2**64 if x >= 2**63 else x
 
 
-def _noise_start(seed: int, position: int) -> int:
+def noise_start(seed: int, position: int) -> int:
     """Where the generator starts for a position, unsigned 64 bits."""
     return _mix(_mix(seed + _GOLDEN) + (position + 1) * _GOLDEN)
 
@@ -154,9 +154,9 @@ def gumbel_noise(seed: int, position: int | Sequence[int], token_ids: torch.Tens
     bits of its logarithm.
     """
     if isinstance(position, int):
-        start: int | torch.Tensor = _signed(_noise_start(seed, position))
+        start: int | torch.Tensor = _signed(noise_start(seed, position))
     else:
-        starts = [_signed(_noise_start(seed, p)) for p in position]
+        starts = [_signed(noise_start(seed, p)) for p in position]
         start = torch.tensor(starts, device=token_ids.device).view(-1, *[1] * token_ids.dim())
     x = (token_ids + 1) * _signed(_GOLDEN) + start
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
@@ -215,7 +215,7 @@ class Sampler:
         if logits.dtype not in (torch.float32, torch.bfloat16):
             return None
         logits = logits.contiguous()
-        start = _noise_start(self.seed, len(self._prompt) + len(path))
+        start = noise_start(self.seed, len(self._prompt) + len(path))
         token: int = native.library().dt_draw(
             logits.data_ptr(), logits.dtype == torch.bfloat16, len(logits), params.temperature, start,
             torch.get_num_threads(),

@@ -30,7 +30,7 @@ def collect(
     drafter: Annotated[str, typer.Option(help="Drafter that speeds this up; the answers stay the same.")] = "none",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 384,
     temperatures: Annotated[str, typer.Option(help="Given to the prompts in turn.")] = "0,0.7,0,1",
-    batch: Annotated[int, typer.Option(min=1, help="Conversations decoded together.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Conversations decoded at a time.")] = 32,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many conversations.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Device = "auto",
@@ -68,7 +68,7 @@ def collect(
             out,
             max_new_tokens=max_new_tokens,
             temperatures=heats,
-            batch=batch,
+            batch=4 * batch,  # slots stay full while the long answers of a batch end
             seed=seed,
             report=lambda done, total, rate: bar.update(task, completed=done, rate=rate),
         )

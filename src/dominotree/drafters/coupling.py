@@ -9,12 +9,14 @@ is softmax(trust * (sharpness * logit + T * g)): the less the drafter's logits s
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from dominotree.sampling import gumbel_noise
+from dominotree import native
+from dominotree.sampling import gumbel_noise, noise_start
 
 # The likeliest values for a drafter of the default target, teacher-forced, at temperatures 0.5 and 1 alike.
 SHARPNESS = 1.2
@@ -38,16 +40,33 @@ def couple(
     `base` `[batch, K, V']` of any float dtype, `token_ids` `[V']` the target ids of its last axis (None: 0 .. V'-1).
     Sequences without noise stay as they are. Returns fp32 `[batch, K, V']` and `[batch]`.
     """
-    base = base.float()
-    depths, vocab = base.shape[1:]
-    ids = torch.arange(vocab, device=base.device) if token_ids is None else token_ids
-    coupled, scale = base.clone(), torch.ones(len(noise), dtype=torch.float32, device=base.device)
+    scale = torch.tensor([1.0 if known is None else TRUST * SHARPNESS for known in noise], device=base.device)
+    fast = base.device.type == "cpu" and base.dtype in (torch.float32, torch.bfloat16) and native.available()
+    base = base.contiguous() if fast else base.float()
+    coupled = torch.empty(base.shape, dtype=torch.float32, device=base.device)
     for row, known in enumerate(noise):
-        if known is not None:
-            scale[row] = TRUST * SHARPNESS
-            drawn = gumbel_noise(known.seed, range(known.position, known.position + depths), ids)
-            coupled[row] = base[row] * scale[row] + TRUST * known.temperature * drawn.to(base.dtype)
+        if known is None:
+            coupled[row] = base[row]
+        else:
+            (_couple_native if fast else _couple)(base[row], known, token_ids, out=coupled[row])
     return coupled, scale
+
+
+def _couple(base: torch.Tensor, known: Noise, token_ids: torch.Tensor | None, *, out: torch.Tensor) -> None:
+    depths, vocab = base.shape
+    ids = torch.arange(vocab, device=base.device) if token_ids is None else token_ids
+    drawn = gumbel_noise(known.seed, range(known.position, known.position + depths), ids)
+    out.copy_(TRUST * SHARPNESS * base + TRUST * known.temperature * drawn.to(base.dtype))
+
+
+def _couple_native(base: torch.Tensor, known: Noise, token_ids: torch.Tensor | None, *, out: torch.Tensor) -> None:
+    depths, vocab = base.shape
+    starts = (ctypes.c_uint64 * depths)(*(noise_start(known.seed, known.position + depth) for depth in range(depths)))
+    ids = None if token_ids is None else token_ids.contiguous()
+    native.library().dt_couple(
+        base.data_ptr(), base.dtype == torch.bfloat16, depths, vocab, None if ids is None else ids.data_ptr(),
+        starts, TRUST * SHARPNESS, TRUST * known.temperature, out.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
 
 
 def sample_candidates(base: torch.Tensor, width: int) -> torch.Tensor:

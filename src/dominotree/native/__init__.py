@@ -25,6 +25,7 @@ _VOID_FUNCTIONS = {
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
     "dt_move": [_P, _N, _N, _N, _N, _N, _P, _P, _N],
     "dt_pack": [_P, _I, _N, _N, _P],
+    "dt_couple": [_P, _I, _N, _N, _P, _P, _F, _F, _P, _I],
 }
 _FOLDER = Path(__file__).parent
 _SOURCES = sorted(_FOLDER.glob("*.c"))
