@@ -9,6 +9,7 @@ import torch
 
 from dominotree.costs import CostModel
 from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.drafters.words import ContextWords
 from dominotree.targets.base import Target
 from dominotree.targets.cache import SlotCache
 from drafters.synthetic import tiny_config, tiny_tensors
@@ -50,7 +51,13 @@ class OracleDrafter(Drafter):
         self._rng = random.Random(seed)
 
     def draft(
-        self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int], *, depths: int | None = None
+        self,
+        cache: SlotCache,
+        slots: Sequence[int],
+        roots: Sequence[int],
+        *,
+        depths: int | None = None,
+        texts: Sequence[ContextWords] = (),
     ) -> Draft:
         draft = super().draft(cache, slots, roots, depths=depths)
         base = torch.randn(draft.base.shape)

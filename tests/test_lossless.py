@@ -70,7 +70,8 @@ def test_every_method_equals_plain_decoding(method: str, dtype: torch.dtype) -> 
         oracle = OracleDrafter(
             target, references, right=weights[0], sibling=weights[1], wrong=weights[2], seed=trial, **shape
         )
-        for drafter in (oracle, tiny_drafter(target, seed=trial, draft_vocab=rng.choice([None, 40]), **shape)):
+        vocabulary = rng.choice([{}, {"draft_vocab": 40}, {"draft_vocab": 40, "context_vocab": rng.choice([1, 5, 30])}])
+        for drafter in (oracle, tiny_drafter(target, seed=trial, **vocabulary, **shape)):
             budget, width = rng.choice([0, 1, 4, 16, 40]), rng.choice([1, 8, 64, 0])
             drafting = Drafting(
                 method,

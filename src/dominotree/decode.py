@@ -14,6 +14,7 @@ import torch
 from dominotree.adaptive import AdaptiveBudget
 from dominotree.drafters.coupling import Noise
 from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.drafters.words import ContextWords
 from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Generation, Request, Round, Stopwatch
 from dominotree.methods import grow
@@ -199,7 +200,20 @@ class Decoder:
             root = len(generation.tokens) - 1
             assert self._cache.lengths[_slot(generation)] == self._drafts.lengths[_slot(generation)] == root
         depths = max(_most_depth(g, self.drafter.draft_length) for g in batch)
-        return self.drafter.draft(self._drafts, [_slot(g) for g in batch], [g.tokens[-1] for g in batch], depths=depths)
+        slots, roots = [_slot(g) for g in batch], [g.tokens[-1] for g in batch]
+        return self.drafter.draft(self._drafts, slots, roots, depths=depths, texts=self._texts(batch))
+
+    def _texts(self, batch: Sequence[Generation]) -> Sequence[ContextWords]:
+        """The words of each sequence up to its root, for a drafter that uses them."""
+        assert self.drafter is not None
+        texts = []
+        for generation in batch:
+            if generation.words is None:
+                generation.words = self.drafter.words()
+            if generation.words is not None:
+                generation.words.read(generation.tokens)
+                texts.append(generation.words)
+        return texts
 
     def _build(self, batch: Sequence[Generation], draft: Draft | None) -> dict[int, Tree]:
         """The tree of each sequence that drafts; requests with equal drafting are built together."""
@@ -221,9 +235,8 @@ class Decoder:
     def _grow(self, batch: Sequence[Generation], draft: Draft, members: Sequence[int]) -> dict[int, Tree]:
         """The trees of those sequences of the draft's batch, whose drafting is the same."""
         assert self.drafter is not None
-        part, ours = draft, [batch[i] for i in members]
-        if len(members) < len(batch):
-            part = Draft(*(t[list(members)] for t in (draft.roots, draft.hidden, draft.base)))
+        ours = [batch[i] for i in members]
+        part = draft.part(members) if len(members) < len(batch) else draft
         depths, noise = [self._max_depth(g) for g in ours], [_noise(g) for g in ours]
         caps, contexts = [g.most_nodes for g in ours], [len(g.tokens) - 1 for g in ours]
         drafting, budget = ours[0].request.drafting, self._budget(ours[0])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from dominotree.adaptive import Pace
+from dominotree.drafters.words import ContextWords
 from dominotree.errors import InvalidRequest
 from dominotree.methods import Drafting
 from dominotree.sampling import Sampler, SamplingParams, TokenLogprobs
@@ -151,6 +152,7 @@ class Generation:
         self.slot: int | None = None
         self.prefilled = 0
         self.pace = Pace()
+        self.words: ContextWords | None = None
         self._limit = min(len(prompt) + params.max_new_tokens, context)
         self._stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
         if codec is not None:  # a special token never shows in the text, so its name is looked for as a token

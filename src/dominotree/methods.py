@@ -10,6 +10,7 @@ import torch
 
 from dominotree.drafters.coupling import Noise, couple, sample_candidates
 from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.drafters.words import Vocabulary
 from dominotree.errors import InvalidRequest
 from dominotree.tree.batched import build
 from dominotree.tree.budget import Sizing
@@ -148,26 +149,26 @@ def grow(
     `noise[i]` are the draws that sequence i is known to make, where drafting should look at them. `most_nodes[i]`
     bounds its tree, None: the budget does; a `sizing` may end it earlier, which `Trees.given` tells.
     """
-    scale = None
+    scale, vocabulary = None, drafter.vocabulary(draft)
     if any(noise):
-        base, scale = couple(draft.base, noise, drafter.token_ids)
+        base, scale = couple(draft.base, noise, vocabulary.columns)
         draft = replace(draft, base=base)
     kind = drafting.kind
     if drafting.sampled_candidates:
         draft = replace(draft, base=sample_candidates(draft.base, drafting.candidates))
     if kind.shape == "tree":
-        scorer = score(drafting, drafter, draft, scale)
+        scorer = score(drafting, vocabulary, draft, scale)
         budgets, children = most_nodes or drafting.most_nodes, drafting.node_topk
         if drafting.reference_builder:
             return build_reference(scorer, budgets, node_topk=children, max_depth=max_depth)
         return build(scorer, budgets, node_topk=children, max_depth=max_depth, sizing=sizing)
     if kind.score == "base":
-        return base_chain(draft.base, d2t=drafter.d2t, max_depth=max_depth)
-    assert drafter.head is not None
-    return corrected_chain(draft.base, draft.hidden, draft.roots, drafter.head, max_depth=max_depth, scale=scale)
+        return base_chain(draft.base, d2t=vocabulary.d2t, words=vocabulary.words, max_depth=max_depth)
+    assert vocabulary.head is not None
+    return corrected_chain(draft.base, draft.hidden, draft.roots, vocabulary.head, max_depth=max_depth, scale=scale)
 
 
-def score(drafting: Drafting, drafter: Drafter, draft: Draft, scale: torch.Tensor | None = None) -> Scorer:
+def score(drafting: Drafting, vocabulary: Vocabulary, draft: Draft, scale: torch.Tensor | None = None) -> Scorer:
     """The scorer of a tree method for a draft; `scale` `[batch]` multiplies corrections."""
     kind, base = drafting.kind, draft.base
     vocab = base.shape[-1]
@@ -175,7 +176,7 @@ def score(drafting: Drafting, drafter: Drafter, draft: Draft, scale: torch.Tenso
     if kind.score == "base":
         if kind.drafter == "dflash":
             width = max(1, min(drafting.most_nodes, vocab))
-        return MarginalScorer(base, width, drafter.d2t)
-    assert drafter.head is not None
+        return MarginalScorer(base, width, vocabulary.d2t, vocabulary.words)
+    assert vocabulary.head is not None
     made = StaticScorer if kind.score == "static" else ConditionalScorer
-    return made(base, draft.hidden, draft.roots, drafter.head, width, scale)
+    return made(base, draft.hidden, draft.roots, vocabulary.head, width, scale)

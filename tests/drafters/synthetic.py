@@ -26,6 +26,7 @@ def tiny_config(
     layer_ids: tuple[int, ...] = (0, 2),
     mask_token: int = 3,
     draft_vocab: int | None = None,
+    context_vocab: int = 0,
     attention_bias: bool = False,
 ) -> DrafterConfig:
     """A config whose drafter has a few thousand parameters."""
@@ -49,6 +50,7 @@ def tiny_config(
         pure_draft_prefix_len=prefix_len if domino else 0,
         shift_label=shift_label,
         draft_vocab_size=draft_vocab,
+        context_vocab_size=context_vocab,
     )
 
 

@@ -169,8 +169,8 @@ class Corrupted(Drafter):
         super().__init__(*args)
         self.script, self.noted = script, {}  # type: ignore[var-annotated]
 
-    def draft(self, cache: SlotCache, slots: Any, roots: Any, *, depths: int | None = None) -> Draft:
-        draft = super().draft(cache, slots, roots, depths=depths)
+    def draft(self, cache: SlotCache, slots: Any, roots: Any, **options: Any) -> Draft:
+        draft = super().draft(cache, slots, roots, **options)
         root = cache.lengths[0]
         self.noted[root] = draft.base[0].clone()
         tokens = corrupted(draft.base[0].argmax(-1).tolist(), self.script[root + 1 :], len(self.noted) % 4)

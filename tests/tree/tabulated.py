@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dominotree.drafters.domino import DominoHead
+from dominotree.drafters.words import ContextWords, Vocabulary
 from dominotree.tree.tree import Trees
 
 PATHS = 257
@@ -94,6 +95,24 @@ def random_round(batch: int = 2, levels: int = 6, *, seed: int = 0, **shape: int
     base = torch.randn(batch, levels, vocab, generator=rng) * 2
     roots = torch.randint(0, vocab, (batch,), generator=rng)
     return Round(base, torch.randn(batch, levels, hidden, generator=rng), roots, head)
+
+
+def with_words(base: Tensor, head: DominoHead, words: int, seed: int = 0) -> tuple[Tensor, DominoHead]:
+    """The same round with up to `words` words behind each sequence's draft vocabulary, and likely ones."""
+    rng = torch.Generator().manual_seed(seed)
+    known = head.target_ids(torch.arange(head.vocab_size)).tolist()
+    outside = [token for token in range(2 * head.vocab_size) if token not in known]
+    texts = []
+    for row in range(base.shape[0]):
+        text = ContextWords(words, frozenset(known), lambda ids: ids[:, None].float(), head.input_part)
+        text.read([outside[i] for i in torch.randperm(len(outside), generator=rng).tolist()[: max(words - row, 0)]])
+        texts.append(text)
+    extended = Vocabulary(head.d2t, head.target_ids(torch.arange(head.vocab_size)), head).extended(texts, words).head
+    assert extended is not None
+    behind = torch.randn(*base.shape[:2], words, generator=rng).to(base.dtype) * 2 + 3
+    for row, text in enumerate(texts):
+        behind[row, :, len(text) :] = -torch.inf
+    return torch.cat([base, behind], dim=-1), extended
 
 
 def assert_same(a: Trees, b: Trees) -> None:

@@ -12,7 +12,7 @@ from dominotree.tree.batched import build
 from dominotree.tree.reference import build_reference
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, StaticScorer
 from lesser import FEWER, kernels_without
-from tree.tabulated import TabulatedScorer, assert_close, assert_same, random_round, scored_paths, tabulated
+from tree.tabulated import TabulatedScorer, assert_close, assert_same, random_round, scored_paths, tabulated, with_words
 
 SLOW = settings(max_examples=60, deadline=None)
 
@@ -141,16 +141,19 @@ def test_budget_or_depth_zero_gives_an_empty_tree():
     node_topk=st.sampled_from([None, 8]),
     coarse=st.booleans(),
     shape=st.sampled_from([{}, {"hidden": 30, "state": 20, "rank": 19}, {"state": 64, "rank": 32, "vocab": 300}]),
+    words=st.sampled_from([0, 1, 9]),
 )
 def test_real_scorers_give_the_reference_tree_up_to_near_ties(
-    seed, budget, width, prefix_len, levels, node_topk, coarse, shape
+    seed, budget, width, prefix_len, levels, node_topk, coarse, shape, words
 ):
-    base, hidden, roots, head = random_round(2, levels, seed=seed, prefix_len=prefix_len, offsets=seed % 2, **shape)
+    base, hidden, roots, head = random_round(2, levels, seed=seed, prefix_len=prefix_len, offsets=1, **shape)
+    if words:
+        base, head = with_words(base, head, words)
     base, hidden = (base.bfloat16(), hidden.bfloat16()) if coarse else (base, hidden)
     scorers = (
         ConditionalScorer(base, hidden, roots, head, width),
         StaticScorer(base, hidden, roots, head, width),
-        MarginalScorer(base, width, head.d2t),
+        MarginalScorer(base, width, head.d2t, words),
     )
     for scorer in scorers:
         expected = build_reference(scorer, budget, node_topk=node_topk)

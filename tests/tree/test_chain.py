@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dominotree.drafters.domino import DominoHead
 from dominotree.errors import NumericalError
 from dominotree.tree.batched import build
 from dominotree.tree.chain import base_chain, corrected_chain
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer
-from tree.tabulated import random_round
+from tree.tabulated import random_round, scored_paths, with_words
 
 
 def test_the_base_chain_takes_the_largest_logit_of_each_depth():
@@ -32,6 +33,46 @@ def test_the_corrected_chain_is_the_greedy_path_of_the_full_vocabulary():
         assert torch.equal(trees.token, greedy.token)
         assert torch.equal(trees.parent, greedy.parent)
         assert torch.allclose(trees.score, greedy.score, atol=1e-5)
+
+
+def test_chains_take_words():
+    for words in (1, 7):
+        base, hidden, roots, head = random_round(3, 5, offsets=1)
+        base, head = with_words(base, head, words)
+        corrected = corrected_chain(base, hidden, roots, head)
+        assert torch.equal(
+            corrected.token, build(ConditionalScorer(base, hidden, roots, head, 0), 5, node_topk=1).token
+        )
+        plain = base_chain(base, d2t=head.d2t, words=words)
+        assert torch.equal(plain.token, build(MarginalScorer(base, 1, head.d2t, words), 5).token)
+    known = set(head.target_ids(torch.arange(head.vocab_size)).tolist())
+    for trees in (corrected, plain):
+        assert set(trees.token.flatten().tolist()) - known, "no word was likely enough"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_word_is_scored_as_a_token_that_the_head_leaves_alone(monkeypatch, native):
+    """A head with the words in its own vocabulary, their rows of the correction zero, drafts the same."""
+    if not native:
+        monkeypatch.setattr("dominotree.native.available", lambda: False)
+    base, hidden, roots, head = random_round(3, 5, offsets=1, seed=4)
+    base, head = with_words(base, head, 6)
+    first = head.vocab_size
+    for row in range(3):
+        own = list(range(first)) + list(range(first + 6 * row, first + 6 * (row + 1)))
+        tokens = head.target_ids(torch.tensor(own))
+        proj_out = torch.nn.functional.pad(head.proj_out, (0, 0, 0, 6))
+        proj_in = torch.cat([head._hidden_half, head._from_state[:, 3 * head.state_size :]]).T
+        gru_hh = head._from_state[:, : 3 * head.state_size].T
+        whole = DominoHead(
+            head._gru_ih, gru_hh, proj_in, proj_out, head._embed, prefix_len=1, d2t=tokens - torch.arange(len(own))
+        )
+        part = slice(row, row + 1)
+        alone = build(ConditionalScorer(base[part], hidden[part], roots[part], whole, 24), 30)
+        chain = corrected_chain(base[part], hidden[part], roots[part], whole)
+        assert torch.equal(chain.token[0], corrected_chain(base, hidden, roots, head).token[row])
+        together = build(ConditionalScorer(base, hidden, roots, head, 24), 30)
+        assert scored_paths(alone, 0).keys() == scored_paths(together, row).keys()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

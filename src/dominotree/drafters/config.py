@@ -36,8 +36,10 @@ class DrafterConfig:
     `projector_type` is `"domino"`, or None for a plain DFlash drafter; `gru_hidden_dim` and `emb_dim` are
     then 0. `target_layer_ids` count the target's decoder layers from 0. `draft_vocab_size` is None where the
     drafter scores the whole vocabulary, else the number of its tokens (this package's extension; `d2t` and
-    `t2d` say which). `target_fingerprint` says which weights the drafter was trained on (see `targets.fingerprint`),
-    also an extension; it is no part of a drafter's shape, so configs are compared without it.
+    `t2d` say which). With `context_vocab_size` above 0 the drafter has learned to propose tokens beyond that
+    vocabulary where the text before holds them, up to that many (see `drafters.words`). `target_fingerprint` says which
+    weights the drafter was trained on (see `targets.fingerprint`); it is no part of a drafter's shape, so configs are
+    compared without it. Both are extensions that others can leave out.
     """
 
     hidden_size: int
@@ -61,6 +63,7 @@ class DrafterConfig:
     pure_draft_prefix_len: int = 0
     shift_label: bool = False
     draft_vocab_size: int | None = None
+    context_vocab_size: int = 0
     target_fingerprint: str | None = field(default=None, compare=False)
 
     @property
@@ -132,6 +135,7 @@ class DrafterConfig:
             pure_draft_prefix_len=fields.integer("pure_draft_prefix_len", 0, low=0) if projector else 0,
             shift_label=fields.flag("shift_label"),
             draft_vocab_size=fields.integer("draft_vocab_size", None),
+            context_vocab_size=fields.integer("context_vocab_size", 0, low=0),
             target_fingerprint=fields.get("target_fingerprint"),
         )
         config._check()
@@ -150,6 +154,10 @@ class DrafterConfig:
             raise _bad("head_dim", self.head_dim, "an even number, for rotary positions")
         if self.draft_vocab_size is not None and self.draft_vocab_size > self.vocab_size:
             raise _bad("draft_vocab_size", self.draft_vocab_size, f"at most vocab_size, {self.vocab_size}")
+        if self.context_vocab_size and self.draft_vocab_size is None:
+            raise _bad(
+                "context_vocab_size", self.context_vocab_size, "0 without draft_vocab_size: all is scored already"
+            )
         if self.pure_draft_prefix_len > self.draft_length:
             raise _bad(
                 "pure_draft_prefix_len",
@@ -197,6 +205,8 @@ class DrafterConfig:
             outer["num_target_layers"] = self.num_target_layers
         if self.draft_vocab_size is not None:
             outer["draft_vocab_size"] = self.draft_vocab_size
+        if self.context_vocab_size:
+            outer["context_vocab_size"] = self.context_vocab_size
         if self.target_fingerprint is not None:
             outer["target_fingerprint"] = self.target_fingerprint
         return outer | {"dflash_config": inner}

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from dominotree.drafters.checkpoint import draft_token_ids
 from dominotree.drafters.config import DrafterConfig
 from dominotree.drafters.domino import DominoHead
+from dominotree.drafters.words import ContextWords, Vocabulary
 from dominotree.errors import InvalidRequest
 from dominotree.targets.attention import LayerShape, attention_kind
 from dominotree.targets.base import Lender
@@ -29,12 +31,20 @@ class Draft:
     """What the backbone says about the K positions behind each root.
 
     `roots` `[batch]` token ids; in the drafter's dtype `hidden` `[batch, K, H]` and `base` `[batch, K, V']`, logits
-    over the draft vocabulary (the whole vocabulary where there is none).
+    over the draft vocabulary (the whole vocabulary where there is none), behind it the words of `texts`, if any were
+    given: -inf where a text has fewer than another.
     """
 
     roots: torch.Tensor
     hidden: torch.Tensor
     base: torch.Tensor
+    texts: Sequence[ContextWords] = ()
+
+    def part(self, members: Sequence[int]) -> Draft:
+        """Those sequences of the batch."""
+        rows = list(members)
+        texts = [self.texts[row] for row in rows] if self.texts else ()
+        return Draft(self.roots[rows], self.hidden[rows], self.base[rows], texts)
 
 
 class Drafter:
@@ -72,6 +82,7 @@ class Drafter:
         head = target.head_weight()
         self._head = Linear(head if self.token_ids is None else head[self.token_ids], dtype=dtype)
         self.head = self._correction_head(tensors) if config.is_domino else None
+        self._known = frozenset() if self.token_ids is None else frozenset(self.token_ids.tolist())
         self._attention = attention_kind(dtype, device)
         self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -135,11 +146,18 @@ class Drafter:
 
     @torch.inference_mode()
     def draft(
-        self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int], *, depths: int | None = None
+        self,
+        cache: SlotCache,
+        slots: Sequence[int],
+        roots: Sequence[int],
+        *,
+        depths: int | None = None,
+        texts: Sequence[ContextWords] = (),
     ) -> Draft:
         """One pass of the backbone over `[root, MASK, MASK, ...]` behind each slot's context.
 
-        `depths` leaves out the masks of depths from there on; None: all K are drafted.
+        `depths` leaves out the masks of depths from there on; None: all K are drafted. `texts` are the words of each
+        sequence, which may be proposed too.
         """
         c, device, batch = self.config, self.target.device, len(slots)
         assert self._rope is not None, "new_cache comes first"
@@ -156,7 +174,35 @@ class Drafter:
         if not c.shift_label:
             hidden = hidden[:, 1:]
         base = self._head(hidden.flatten(0, 1)).view(batch, depths, -1)
-        return Draft(block[:, 0], hidden, base)
+        most = max((len(text) for text in texts), default=0)
+        if not most:
+            return Draft(block[:, 0], hidden, base)
+        behind = base.new_full((batch, depths, most), -torch.inf)
+        for row, text in enumerate(texts):  # one by one: a draft must not depend on what else is in the batch
+            if len(text):
+                behind[row, :, : len(text)] = F.linear(hidden[row], text.outputs)
+        return Draft(block[:, 0], hidden, torch.cat([base, behind], dim=-1), texts)
+
+    def words(self) -> ContextWords | None:
+        """A new text's words, to be read and given to `draft`; None for a drafter that has not learned to use them."""
+        size, device = self.config.context_vocab_size, self.target.device
+        if not size or self.token_ids is None:
+            return None
+        output, dtype, head = self.target.head_weight(), self.target.dtype, self.head
+        return ContextWords(
+            size,
+            self._known,
+            lambda ids: output[ids.to(device)].to(dtype),
+            None if head is None else lambda ids: head.input_part(ids.to(device)),
+        )
+
+    def vocabulary(self, draft: Draft) -> Vocabulary:
+        """What the columns of a draft's base logits stand for."""
+        own = Vocabulary(self.d2t, self.token_ids, self.head)
+        if not draft.texts:
+            return own
+        assert self.token_ids is not None, "texts have words only beside a draft vocabulary"
+        return own.extended(draft.texts, draft.base.shape[-1] - len(self.token_ids))
 
     def _correction_head(self, tensors: Mapping[str, torch.Tensor]) -> DominoHead:
         used = dict(tensors)

@@ -1,6 +1,7 @@
 """The correction head of a Domino drafter (Domino, arXiv 2605.29707), in the form inference uses."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,17 @@ Embed = Callable[[Tensor], Tensor]
 def to_target_ids(draft_ids: Tensor, d2t: Tensor | None) -> Tensor:
     """Target token ids of draft-vocabulary indices: `index + d2t[index]`, without `d2t` the index."""
     return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+
+
+def spread(columns: Tensor, vocab: int, words: int) -> Tensor:
+    """Draft-vocabulary indices of columns `[B, ...]` of base logits with `vocab` columns, no two of different tokens.
+
+    The last `words` columns are each sequence's own: sequence b's become `vocab - words + b * words` and so on.
+    """
+    if not words:
+        return columns
+    own = torch.arange(columns.shape[0], device=columns.device).view(-1, *[1] * (columns.dim() - 1)) * words
+    return torch.where(columns >= vocab - words, columns + own, columns)
 
 
 class DominoHead:
@@ -78,6 +90,8 @@ class DominoHead:
         self.proj_out = proj_out.detach().float() if fits else proj_out.detach()  # [V', E]
         self.kernel_proj_out = proj_out.detach() if proj_out.dtype == torch.bfloat16 else self.proj_out
         self.input_table = self._make_input_table()
+        self.words = 0
+        self.word_inputs: Tensor | None = None
         known = self.target_ids(torch.arange(self.vocab_size, device=proj_out.device))
         self._place = {} if self.input_table is None else {token: i for i, token in enumerate(known.tolist())}
 
@@ -94,6 +108,16 @@ class DominoHead:
                 raise InvalidCheckpoint(f"the checkpoint has no tensor {name}; a Domino drafter needs it")
         gru_ih, gru_hh, proj_in, proj_out = (named[name] for name in _RELEASED_NAMES)
         return cls(gru_ih, gru_hh, proj_in, proj_out, embed, prefix_len=prefix_len, d2t=named.get("d2t"))
+
+    def extended(self, d2t: Tensor, inputs: Tensor) -> "DominoHead":
+        """The same head with words behind V': tokens that it leaves uncorrected.
+
+        `inputs` `[B, X, 3G]` fp32 are their input parts, X words a sequence, and `d2t` `[V' + B * X]` has the offsets
+        of all.
+        """
+        other = copy(self)
+        other.d2t, other.words, other.word_inputs = d2t, inputs.shape[1], inputs.flatten(0, 1).contiguous()
+        return other
 
     @property
     def has_trie(self) -> bool:
@@ -114,17 +138,17 @@ class DominoHead:
     def root_inputs(self, root_ids: Tensor) -> Tensor:
         """The GRU's input products of the roots, fp32 `[B, 3G]`, out of the table where it holds them all."""
         if self.input_table is None:
-            return self._input_part(root_ids)
+            return self.input_part(root_ids)
         places = [self._place.get(token, -1) for token in root_ids.tolist()]
         if min(places, default=-1) < 0:
-            return self._input_part(root_ids)
+            return self.input_part(root_ids)
         if len(places) == 1:
             return self.input_table[places[0] : places[0] + 1]
         return self.input_table[torch.tensor(places, device=root_ids.device)]
 
     def advance(self, state: Tensor, token_ids: Tensor) -> Tensor:
         """State after choosing target tokens `[...]` from states `[..., G]`, fp32 `[..., G]`."""
-        return self._gru_cell(self.pack(state), self._input_part(token_ids))
+        return self._gru_cell(self.pack(state), self.input_part(token_ids))
 
     def hidden_part(self, h: Tensor) -> Tensor:
         """What the backbone's output `h [..., H]` adds inside the first projection, fp32 `[..., E]`."""
@@ -148,9 +172,12 @@ class DominoHead:
     def step(self, packed: Tensor, draft_ids: Tensor) -> Tensor:
         """Packed states after choosing draft-vocabulary indices `[...]` from packed states `[..., 4G+E]`."""
         if self.input_table is None:
-            inputs = self._input_part(self.target_ids(draft_ids))
+            inputs = self.input_part(self.target_ids(draft_ids))
         else:
-            inputs = F.embedding(draft_ids, self.input_table)
+            inputs = F.embedding(draft_ids.clamp_max(self.vocab_size - 1), self.input_table)
+            if self.word_inputs is not None:
+                word = draft_ids - self.vocab_size
+                inputs = torch.where((word >= 0)[..., None], F.embedding(word.clamp_min(0), self.word_inputs), inputs)
         return self.pack(self._gru_cell(packed, inputs))
 
     def inner(self, hidden_part: Tensor, packed: Tensor) -> Tensor:
@@ -158,12 +185,18 @@ class DominoHead:
         return F.silu(hidden_part + packed.narrow(-1, 3 * self.state_size, self.rank))
 
     def rows(self, candidates: Tensor) -> Tensor:
-        """Rows of the second projection for draft-vocabulary indices `[...]`, fp32 `[..., E]`."""
-        return F.embedding(candidates, self.proj_out).float()
+        """Rows of the second projection for draft-vocabulary indices `[...]`, fp32 `[..., E]`; zero for words."""
+        rows = F.embedding(candidates.clamp_max(self.vocab_size - 1), self.proj_out).float()
+        return rows if not self.words else rows * (candidates < self.vocab_size)[..., None]
 
     def full_correction(self, inner: Tensor) -> Tensor:
         """The second projection over all V', fp32 `[..., V']`, of `inner [..., E]`."""
         return F.linear(inner.to(self.proj_out.dtype), self.proj_out).float()
+
+    def correction_of(self, inner: Tensor, draft_ids: Tensor) -> Tensor:
+        """The second projection of `inner [..., E]` at draft-vocabulary indices `[..., M]`, by way of all V'; fp32."""
+        full = F.pad(self.full_correction(inner), (0, min(self.words, 1)))  # words share a zero
+        return full.gather(-1, draft_ids.clamp_max(full.shape[-1] - 1))
 
     def _gru_cell(self, packed: Tensor, inputs: Tensor) -> Tensor:
         """One step of `torch.nn.GRU` (gates r, z, n): states `[..., G]` from input products `[..., 3G]`."""
@@ -174,7 +207,8 @@ class DominoHead:
         new = torch.tanh(torch.addcmul(inputs_new, reset, recurrent_new))
         return torch.lerp(new, state, update)
 
-    def _input_part(self, token_ids: Tensor) -> Tensor:
+    def input_part(self, token_ids: Tensor) -> Tensor:
+        """The GRU's input products, fp32 `[..., 3G]`, of target token ids `[...]`."""
         return F.linear(self._embed(token_ids).detach().float(), self._gru_ih)
 
     def _make_input_table(self) -> Tensor | None:
@@ -183,7 +217,7 @@ class DominoHead:
             return None
         ids = torch.arange(self.vocab_size, device=self.proj_out.device)
         with torch.no_grad():
-            return self._input_part(self.target_ids(ids))
+            return self.input_part(self.target_ids(ids))
 
 
 def _check_shapes(gru_ih: Tensor, gru_hh: Tensor, proj_in: Tensor, proj_out: Tensor, d2t: Tensor | None) -> None:

@@ -129,8 +129,8 @@ class Forest(ctypes.Structure):
         *[
             (name, ctypes.c_int64)
             for name in (
-                "sequences", "levels", "width", "size", "children", "state", "rank", "hidden_size", "vocab", "prefix",
-                "columns", "ranks",
+                "sequences", "levels", "width", "size", "children", "state", "rank", "hidden_size", "vocab", "words",
+                "prefix", "columns", "ranks",
             )
         ],
         *[(name, ctypes.c_int) for name in ("weight_bf16", "proj_bf16", "hidden_bf16", "base_bf16", "threads")],
@@ -138,8 +138,8 @@ class Forest(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in (
                 "log_prob", "base", "logits", "candidates", "d2t", "hidden", "root", "scale", "from_state",
-                "from_hidden", "input_table", "proj_out", "budget", "depth_limit", "calibration", "cost", "token",
-                "parent", "depth", "count", "score", "given",
+                "from_hidden", "input_table", "word_inputs", "proj_out", "budget", "depth_limit", "calibration", "cost",
+                "token", "parent", "depth", "count", "score", "given",
             )
         ],
     ]  # fmt: skip

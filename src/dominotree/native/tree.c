@@ -9,21 +9,23 @@
 typedef struct {
     int64_t sequences, levels, width, size, children; /* K depths, M candidates, rows of the result, children a node */
     int64_t state, rank, hidden_size;                 /* G, E, H; state 0: scores do not depend on the path */
-    int64_t vocab, prefix;                            /* V', depths that are left uncorrected whatever the path */
+    int64_t vocab, words, prefix;                     /* V' + X, X, depths that are left uncorrected whatever the path */
     int64_t columns, ranks;                           /* padded 3G + E and E: row lengths of from_state, from_hidden */
     int weight_bf16, proj_bf16, hidden_bf16, base_bf16; /* weight: of from_state and from_hidden */
     int threads;
     const float *log_prob;      /* [sequences, levels, width] where scores do not depend on the path */
-    const void *base;           /* [sequences, levels, V'] base logits */
+    const void *base;           /* [sequences, levels, V' + X] base logits, the last X of words of the sequence's own */
     const float *logits;        /* [sequences, levels, width] those of the candidates; null: base is */
-    const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices; null: 0 .. width - 1 */
-    const int64_t *d2t;         /* [V'] from a draft index to its target id, as an offset; null: the index is the id */
+    const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices, sequence b's words from V' + b X on;
+                                 * null: all */
+    const int64_t *d2t;         /* [V' + sequences X] from a draft index to its target id, as an offset; null: the index is the id */
     const void *hidden;         /* [sequences, levels, H] the backbone's output */
     const float *root;          /* [sequences, 3G] input parts of the roots */
     const float *scale;         /* [sequences] factor of every correction; null: 1 */
     const void *from_state;     /* [G, columns] */
     const void *from_hidden;    /* [H, ranks] */
     const float *input_table;   /* [V', 3G] */
+    const float *word_inputs;   /* [sequences X, 3G] */
     const void *proj_out;       /* [V', E] */
     const int64_t *budget, *depth_limit; /* [sequences] */
     const float *calibration;   /* [levels, 2] slope and offset on the logit of a node's probability; null: as it is */
@@ -86,7 +88,13 @@ static void gru(int64_t size, const float *state, const float *recurrent, const 
 }
 
 static inline int64_t draft_id(const Forest *f, int64_t at, int64_t place) {
-    return f->candidates ? f->candidates[at * f->width + place] : place;
+    if (f->candidates) return f->candidates[at * f->width + place];
+    return place < f->vocab - f->words ? place : place + at / f->levels * f->words;
+}
+
+static inline const float *input_of(const Forest *f, int64_t id) {
+    const int64_t word = id - (f->vocab - f->words);
+    return word < 0 ? f->input_table + id * 3 * f->state : f->word_inputs + word * 3 * f->state;
 }
 
 /* What the backbone's output at depth `at` (counted through all sequences) adds inside the correction, into
@@ -137,10 +145,10 @@ static int conditional(const Forest *f, int64_t at, float scale, const float *hi
 #pragma omp parallel for num_threads(f->threads) if (f->width * f->rank > PARALLEL)
 #endif
     for (int64_t m = 0; m < f->width; m++) {
-        const int64_t row = draft_id(f, at, m) * f->rank;
+        const int64_t id = draft_id(f, at, m), row = id * f->rank;
         vf sum = {0};
         float rest = 0.0f;
-        int64_t i = 0;
+        int64_t i = id < f->vocab - f->words ? 0 : f->rank; /* words are not corrected */
         for (; i + LANES <= f->rank; i += LANES) sum = fused(*(vf *)(inner + i), load(f->proj_out, f->proj_bf16, row + i), sum);
         for (; i < f->rank; i++) rest += inner[i] * get(f->proj_out, f->proj_bf16, row + i);
         log_prob[m] = logit(f, at, m) + (sum_lanes(sum) + rest);
@@ -225,7 +233,7 @@ static int grow_tree(const Forest *f, int64_t b) {
                 const float *above = own, *with = f->root + b * 3 * f->state;
                 if (taken) {
                     above = records + (parent[node] + 1) * record;
-                    with = f->input_table + chosen_id[taken] * 3 * f->state;
+                    with = input_of(f, chosen_id[taken]);
                 } else {
                     memset(own, 0, (size_t)record * sizeof(float)); /* the empty path: zero state, zero products */
                 }

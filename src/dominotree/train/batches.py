@@ -68,7 +68,8 @@ def make_batch(
     """Blocks at `anchors` (one increasing int64 tensor a sequence) of `samples`.
 
     `draft_ids` int64 `[vocab]` gives each token's draft id, -1 where it has none. Labels are `soft_share` of
-    the target's distribution and the rest on the true token. Sequences with fewer anchors than the most
+    the target's distribution over the draft vocabulary and the rest on the true token, all of it where that is a word
+    of the sequence's own (ids from the draft vocabulary's size on). Sequences with fewer anchors than the most
     repeat their first one, unusable.
     """
     depths, width = config.draft_length, max(len(places) for places in anchors)
@@ -94,8 +95,9 @@ def make_batch(
         soft_row = at.clamp_max(end - 1)
         ids[i, ..., :top], ids[i, ..., top] = sample.soft_ids[soft_row], true.clamp_min(0)
         soft = sample.soft_probs[soft_row]
-        probs[i, ..., :top] = soft_share * soft / soft.sum(-1, keepdim=True).clamp_min(1e-6)
-        probs[i, ..., top] = 1 - soft_share
+        share = soft_share * (true < config.scored_vocab_size)
+        probs[i, ..., :top] = share[..., None] * soft / soft.sum(-1, keepdim=True).clamp_min(1e-6)
+        probs[i, ..., top] = 1 - share
     blocks = len(samples) * width
     labels = Labels(ids.view(blocks, depths, -1), probs.view(blocks, depths, -1), usable.view(blocks, depths))
     return Batch(features, roots, path, labels)

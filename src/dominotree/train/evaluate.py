@@ -21,13 +21,39 @@ __all__ = ["FrozenTarget", "HeldOut", "block_inputs", "evaluate", "walk"]
 class FrozenTarget:
     """What training borrows from the target, all on one device.
 
-    `embedding` `[vocab, hidden]`; `head` `[draft_vocab, hidden]`, rows of the draft vocabulary; `draft_ids`
-    int64 `[vocab]`, -1 for tokens outside of it. The floating dtype is that of the arithmetic.
+    `embedding` and `lm_head` `[vocab, hidden]` in the dtype of the arithmetic; `draft_tokens` int64 `[draft_vocab]`,
+    the draft vocabulary; `words`, how many tokens of its own a sequence may add to that.
     """
 
     embedding: Tensor
-    head: Tensor
+    lm_head: Tensor
+    draft_tokens: Tensor
+    words: int = 0
+
+    def scoring(self, texts: Sequence[Tensor]) -> Scoring:
+        """What the drafter scores in a pack of sequences, int64 `[length]` each."""
+        vocab = self.embedding.shape[0]
+        outside = torch.ones(vocab, dtype=torch.bool)
+        outside[self.draft_tokens.cpu()] = False
+        found = [text[outside[text]].unique()[: self.words] for text in texts]  # type: ignore[no-untyped-call]
+        words = torch.cat(found).unique()  # type: ignore[no-untyped-call]
+        tokens = torch.cat([self.draft_tokens.cpu(), words])
+        draft_ids = torch.full((vocab,), -1)
+        draft_ids[tokens] = torch.arange(len(tokens))
+        return Scoring(words, draft_ids, self.lm_head[tokens.to(self.lm_head.device)])
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The scored vocabulary of a pack of sequences: the draft vocabulary, then `words`, int64, which it lacks.
+
+    `draft_ids` int64 `[vocab]` are the places of tokens, -1 where not scored, on the CPU; `head` `[draft_vocab + words,
+    hidden]`.
+    """
+
+    words: Tensor
     draft_ids: Tensor
+    head: Tensor
 
 
 @dataclass(frozen=True)
@@ -79,11 +105,12 @@ def evaluate(
     reached, right = torch.zeros(config.draft_length), torch.zeros(config.draft_length)
     for sample in samples:
         found, base_found = [], []
+        scoring = frozen.scoring([sample.tokens])
         for anchors in torch.split(all_anchors(sample, tokens_per_answer), anchors_at_once):
-            batch = make_batch([sample], [anchors], config, frozen.draft_ids.cpu(), soft_share=0.0).to(
-                frozen.head.device
+            batch = make_batch([sample], [anchors], config, scoring.draft_ids, soft_share=0.0).to(frozen.lm_head.device)
+            matches, base_matches = _matches(
+                model, frozen, scoring.head, batch, _unseen(sample.tokens, scoring, anchors)
             )
-            matches, base_matches = _matches(model, frozen, batch)
             found.append(matches)
             base_found.append(base_matches)
         matches = torch.cat(found)
@@ -97,17 +124,27 @@ def evaluate(
     return HeldOut(sum(taus) / len(taus), sum(base_taus) / len(base_taus), tuple(accuracy))
 
 
-def _matches(model: DrafterModel, frozen: FrozenTarget, batch: Batch) -> tuple[Tensor, Tensor]:
+def _unseen(tokens: Tensor, scoring: Scoring, anchors: Tensor) -> Tensor:
+    """Whether a word first comes behind an anchor, bool `[anchors, words]`: decoding would not know it there."""
+    first = (tokens[None] == scoring.words[:, None]).int().argmax(dim=1) if len(scoring.words) else scoring.words
+    return first[None] > anchors[:, None]
+
+
+def _matches(
+    model: DrafterModel, frozen: FrozenTarget, head: Tensor, batch: Batch, unseen: Tensor
+) -> tuple[Tensor, Tensor]:
     """Whether corrected and base argmax are the true token; both bool `[anchors, depths]`, on the CPU."""
-    config = model.config
+    config, dtype = model.config, head.dtype
     blocks, path = block_inputs(frozen, batch, config.block_size, config.mask_token_id)
-    with torch.autocast(blocks.device.type, torch.bfloat16, enabled=frozen.head.dtype == torch.bfloat16):
-        hidden = model(blocks, batch.anchors, model.context(batch.features.to(frozen.head.dtype)))
-        base = (hidden.to(frozen.head.dtype) @ frozen.head.T).flatten(0, 1)
+    with torch.autocast(blocks.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        hidden = model(blocks, batch.anchors, model.context(batch.features.to(dtype)))
+        base = (hidden.to(dtype) @ head.T).flatten(0, 1)
+        base[..., head.shape[0] - unseen.shape[1] :].masked_fill_(unseen[:, None].to(base.device), -torch.inf)
         true = batch.labels.ids[..., -1]
         base_matches = (base.argmax(-1) == true) & batch.labels.usable
         if not config.is_domino:
             return base_matches.cpu(), base_matches.cpu()
         inner = model.correction(hidden, path).flatten(0, 1)
-        corrected = base + model.embed_proj[2](inner)
+        corrected = base.clone()
+        corrected[..., : config.scored_vocab_size] += model.embed_proj[2](inner)
     return ((corrected.argmax(-1) == true) & batch.labels.usable).cpu(), base_matches.cpu()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dominotree.drafters.checkpoint import write_checkpoint
@@ -132,7 +133,7 @@ class Trainer:
     ) -> None:
         self.folder, self.model, self.frozen, self.cache = Path(folder), model, frozen, cache
         self.settings, self.on_log = settings, on_log
-        self.device = frozen.head.device
+        self.device = frozen.lm_head.device
         self.model.to(self.device)
         self.step, self.anchors, self.best_tau, self.stale, self.seconds = 0, 0, 0.0, 0, 0.0
         self.optimizers = _optimizers(model, settings)
@@ -151,10 +152,10 @@ class Trainer:
         config, settings = self.model.config, self.settings
         pack = [self.cache.load(place) for place in self.deck.draw(self.cache.held_out, self.cache.ready)]
         anchors = [pick_anchors(sample, settings.anchors, generator) for sample in pack]
-        draft_ids = self.frozen.draft_ids.cpu()
-        batch = make_batch(pack, anchors, config, draft_ids, soft_share=settings.soft_share).to(self.device)
+        scoring = self.frozen.scoring([sample.tokens for sample in pack])
+        batch = make_batch(pack, anchors, config, scoring.draft_ids, soft_share=settings.soft_share).to(self.device)
         blocks, path = block_inputs(self.frozen, batch, config.block_size, config.mask_token_id)
-        dtype = self.frozen.head.dtype
+        dtype, last = scoring.head.dtype, self.model.last_correction
         with torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
             context = self.model.context(batch.features.to(dtype))
             hidden = self.model(blocks, batch.anchors, context)
@@ -162,8 +163,8 @@ class Trainer:
         loss = draft_loss(
             hidden.flatten(0, 1),
             inner,
-            self.model.last_correction,
-            self.frozen.head,
+            None if last is None else F.pad(last, (0, 0, 0, len(scoring.words))),  # words are not corrected
+            scoring.head,
             batch.labels,
             base_share=base_share,
             weighting=settings.weigh(),

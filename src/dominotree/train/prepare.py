@@ -31,7 +31,8 @@ class DrafterShape:
     """What may be chosen of a new drafter; the rest follows from the target. None: worked out from target and
     corpus.
 
-    `draft_vocab_size` 0 scores the whole vocabulary, which other implementations of the format understand.
+    `draft_vocab_size` 0 scores the whole vocabulary, which other implementations of the format understand. Otherwise up
+    to `context_vocab_size` tokens are scored besides that the text so far holds and the draft vocabulary lacks.
     """
 
     layers: int = 3
@@ -42,6 +43,7 @@ class DrafterShape:
     pure_draft_prefix_len: int = 1
     shift_label: bool = True
     draft_vocab_size: int = 8192
+    context_vocab_size: int = 256
     target_layer_ids: tuple[int, ...] | None = None
     intermediate_size: int | None = None
     mask_token_id: int | None = None
@@ -94,7 +96,8 @@ def prepare(
     )
     if fill:
         fill_cache(features, target, report=on_cache)
-    return Trainer(out, model, _freeze(target, draft_tokens, bf16), features, settings, on_log=on_log)
+    frozen = _freeze(target, draft_tokens, config.context_vocab_size, bf16)
+    return Trainer(out, model, frozen, features, settings, on_log=on_log)
 
 
 def _start(
@@ -117,6 +120,7 @@ def _start(
         if shape.projector == "none" and config.is_domino:
             left_out += ("prefix_gru.", "embed_proj.")
             config = replace(config, projector_type=None, gru_hidden_dim=0, emb_dim=0, pure_draft_prefix_len=0)
+        config = replace(config, context_vocab_size=0 if ids is None else shape.context_vocab_size)
         model = DrafterModel(config)
         model.load_state_dict({name: w.float() for name, w in tensors.items() if not name.startswith(left_out)})
         return model, torch.arange(vocab) if ids is None else ids
@@ -152,6 +156,7 @@ def new_config(target: TargetReader, corpus: Corpus, shape: DrafterShape) -> Dra
         "max_position_embeddings": given["max_position_embeddings"],
         "shift_label": shape.shift_label,
         "draft_vocab_size": shape.draft_vocab_size if 0 < shape.draft_vocab_size < vocab else None,
+        "context_vocab_size": shape.context_vocab_size if 0 < shape.draft_vocab_size < vocab else 0,
         "projector_type": "domino" if domino else None,
         "gru_hidden_dim": shape.gru_hidden_dim,
         "emb_dim": shape.emb_dim,
@@ -168,12 +173,9 @@ def _unused_token(target: TargetReader, corpus: Corpus) -> int:
     return next((i for i in range(target.embedding.shape[0]) if i not in used), target.embedding.shape[0] - 1)
 
 
-def _freeze(target: TargetReader, draft_tokens: Tensor, bf16: bool) -> FrozenTarget:
-    dtype, device = torch.bfloat16 if bf16 else torch.float32, target.embedding.device
-    ids = torch.full((target.embedding.shape[0],), -1)
-    ids[draft_tokens] = torch.arange(len(draft_tokens))
-    head = target.head[draft_tokens.to(device)].contiguous()
-    return FrozenTarget(target.embedding.to(dtype), head.to(dtype), ids.to(device))
+def _freeze(target: TargetReader, draft_tokens: Tensor, words: int, bf16: bool) -> FrozenTarget:
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return FrozenTarget(target.embedding.to(dtype), target.head.to(dtype), draft_tokens, words)
 
 
 def tensorboard_writer(folder: str | Path) -> Callable[[dict[str, Any]], None]:

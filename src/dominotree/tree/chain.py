@@ -1,26 +1,28 @@
 """Chains, the special case of a tree with one child per node: `dflash` and `domino`."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dominotree import native
-from dominotree.drafters.domino import DominoHead, to_target_ids
+from dominotree.drafters.domino import DominoHead, spread, to_target_ids
 from dominotree.tree.heap import PathDependence, Trie, build_heap
 from dominotree.tree.limits import Limit, per_sequence
 from dominotree.tree.order import check_finite
 from dominotree.tree.tree import Trees
 
 
-def base_chain(base: Tensor, *, d2t: Tensor | None = None, max_depth: Limit | None = None) -> Trees:
+def base_chain(base: Tensor, *, d2t: Tensor | None = None, words: int = 0, max_depth: Limit | None = None) -> Trees:
     """The most likely token at every depth on its own (DFlash, arXiv 2602.06036).
 
-    `base [B, K, V']` are base logits of any float dtype, `d2t` the offsets of a draft vocabulary; `max_depth`
-    cuts the chain. Gives chains of K nodes; scores are sums of log-probabilities over V'.
+    `base [B, K, V']` are base logits of any float dtype, `d2t` the offsets of a draft vocabulary, the last `words`
+    columns each sequence's own (`drafters.domino.spread`); `max_depth` cuts the chain. Gives chains of K nodes; scores
+    are sums of log-probabilities over V'.
     """
     base = base.detach().float()
     best = base.argmax(dim=-1)
     log_prob = base.gather(-1, best[..., None])[..., 0] - torch.logsumexp(base, dim=-1)
-    return _chain(to_target_ids(best, d2t), log_prob, max_depth)
+    return _chain(to_target_ids(spread(best, base.shape[-1], words), d2t), log_prob, max_depth)
 
 
 def corrected_chain(
@@ -47,12 +49,13 @@ def corrected_chain(
         logits = base[:, depth].detach().float()
         if depth >= head.prefix_len:
             inner = head.inner(hidden_part[:, depth], state)
-            logits = logits + head.full_correction(inner if scale is None else inner * scale[:, None])
+            correction = head.full_correction(inner if scale is None else inner * scale[:, None])
+            logits = logits + F.pad(correction, (0, head.words))
         top = logits.argmax(dim=-1)
-        best.append(top)
+        best.append(spread(top, base.shape[-1], head.words))
         log_prob.append(logits.gather(-1, top[:, None])[:, 0] - torch.logsumexp(logits, dim=-1))
         if depth + 1 < base.shape[1]:
-            state = head.step(state, top)
+            state = head.step(state, best[-1])
     return _chain(head.target_ids(torch.stack(best, dim=1)), torch.stack(log_prob, dim=1), max_depth)
 
 

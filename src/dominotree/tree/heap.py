@@ -123,7 +123,7 @@ def _fill_path(forest: native.Forest, path: PathDependence) -> list[Tensor]:
     head = path.head
     assert head.input_table is not None, "a head without the table has no trie"
     forest.state, forest.rank, forest.hidden_size = head.state_size, head.rank, head.hidden_size
-    forest.vocab, forest.prefix = head.vocab_size, head.prefix_len
+    forest.vocab, forest.words, forest.prefix = path.base.shape[-1], head.words, head.prefix_len
     forest.columns, forest.ranks = head.kernel_state.shape[1], head.kernel_hidden.shape[1]
     forest.weight_bf16, forest.proj_bf16 = _is_bf16(head.kernel_state), _is_bf16(head.kernel_proj_out)
     base, hidden = _readable(path.base), _readable(path.hidden)
@@ -138,6 +138,7 @@ def _fill_path(forest: native.Forest, path: PathDependence) -> list[Tensor]:
         from_state=head.kernel_state,
         from_hidden=head.kernel_hidden,
         input_table=head.input_table,
+        word_inputs=head.word_inputs,
         proj_out=head.kernel_proj_out,
     )
 

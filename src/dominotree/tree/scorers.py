@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dominotree.drafters.domino import DominoHead, to_target_ids
+from dominotree.drafters.domino import DominoHead, spread, to_target_ids
 from dominotree.tree.heap import PathDependence, Trie
 from dominotree.tree.order import check_finite, top_candidates
 
@@ -88,14 +88,15 @@ class SharedScorer:
 class MarginalScorer(SharedScorer):
     """Base logits, normalised over the whole (draft) vocabulary: `ddtree`, `caddtree` and `marginal`."""
 
-    def __init__(self, base: Tensor, width: int, d2t: Tensor | None = None) -> None:
+    def __init__(self, base: Tensor, width: int, d2t: Tensor | None = None, words: int = 0) -> None:
         """Take base logits `[B, K, V']`, the candidate width M (0: V') and the draft vocabulary's offsets.
 
-        Raises `NumericalError` on a CPU where a depth has no finite largest logit.
+        The last `words` columns are each sequence's own (`drafters.domino.spread`). Raises `NumericalError` on a CPU
+        where a depth has no finite largest logit.
         """
         logits, candidates = top_candidates(base.detach(), width)
         log_prob = logits - torch.logsumexp(base.detach().float(), dim=-1, keepdim=True)
-        super().__init__(candidates, log_prob, d2t)
+        super().__init__(spread(candidates, base.shape[-1], words), log_prob, d2t)
 
 
 class ConditionalScorer:
@@ -118,12 +119,13 @@ class ConditionalScorer:
         `width` is M, 0 for V'; `scale` `[B]` multiplies every correction (None: 1). Raises `NumericalError` on a CPU
         where a depth has no finite largest logit.
         """
-        self._logits, self.candidates = top_candidates(base.detach(), width)
+        self._logits, columns = top_candidates(base.detach(), width)
+        self.candidates = spread(columns, base.shape[-1], head.words)
         self._base, self._hidden, self._root_ids, self._head = base.detach(), hidden, root_ids, head
         self._scale = scale
         self._prefix = min(head.prefix_len, base.shape[1])
         # All of V' as candidates: one product with the whole projection beats a sorted copy of it per depth.
-        self._whole = self.candidates.shape[-1] == head.vocab_size
+        self._whole = self.candidates.shape[-1] == base.shape[-1]
         # Made when first asked for; the C kernel makes its own.
         self._given_part: Tensor | None = None
         self._given_prefix: Tensor | None = None
@@ -175,7 +177,7 @@ class ConditionalScorer:
         if self._whole:
             ids = self.candidates[:, depth, None].expand(-1, state.shape[1], -1)
             inner = inner if self._scale is None else inner * self._scale[:, None, None]
-            corrected = logits + self._head.full_correction(inner).gather(-1, ids)
+            corrected = logits + self._head.correction_of(inner, ids)
         else:
             corrected = torch.baddbmm(logits, inner, self._candidate_rows[:, depth])
         return torch.log_softmax(corrected, dim=-1)
@@ -205,7 +207,7 @@ class ConditionalScorer:
         if self._whole:
             ids = self.candidates.flatten(0, 1)[where]
             inner = inner if self._scale is None else inner * self._scale[sequence, None]
-            return self._logits.flatten(0, 1)[where] + self._head.full_correction(inner).gather(-1, ids)
+            return self._logits.flatten(0, 1)[where] + self._head.correction_of(inner, ids)
         runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
         parts = inner.split_with_sizes([length for _, length in runs])
         rows = self._candidate_rows

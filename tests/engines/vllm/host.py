@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,14 @@ class Oracle:
         """Has every drafter loaded from now on ask the oracle."""
         draft = Drafter.draft
 
-        def knowing(drafter: Drafter, cache: SlotCache, slots: Sequence[int], roots: Sequence[int]) -> Draft:
-            made = draft(drafter, cache, slots, roots)
+        def knowing(
+            drafter: Drafter, cache: SlotCache, slots: Sequence[int], roots: Sequence[int], **options: Any
+        ) -> Draft:
+            made = draft(drafter, cache, slots, roots, **options)
             base = made.base.clone()
             for row, (slot, root) in enumerate(zip(slots, roots, strict=True)):
                 self._tell(base[row], cache.lengths[slot], root)
-            return Draft(made.roots, made.hidden, base)
+            return replace(made, base=base)
 
         monkeypatch.setattr(Drafter, "draft", knowing)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.drafters.dflash import Drafter
 from dominotree.engines.vllm.checks import check_config, check_worker
 from dominotree.engines.vllm.context import PagedContext
 from dominotree.engines.vllm.lender import ModelLender
@@ -87,7 +87,7 @@ class Proposer:
         for chain in (False, True):
             members = [i for i, root in enumerate(roots) if root.chain == chain]
             if members:
-                part = Draft(*(t[members] for t in (draft.roots, draft.hidden, draft.base)))
+                part = draft.part(members)
                 depths = [min(roots[i].max_depth, self.drafter.draft_length) for i in members]
                 batch = grow(self._chains if chain else self._drafting, self.drafter, part, depths)
                 grown.update((i, batch.single(row)) for row, i in enumerate(members))
