@@ -9,7 +9,6 @@
 #include "common.h"
 #include "pass.h"
 
-#define SIDE 16    /* keys scored at a time, and queries in a tile; a cache has whole SIDEs of columns */
 #define KEYS 4     /* keys whose scores are summed side by side without tiles */
 #define QUADS 4    /* queries whose weighted sums run side by side */
 #define SPAN 64    /* columns of values converted at a time */
@@ -69,14 +68,8 @@ static void gather(const Attention *a, const Task *t, int64_t kv_head, int pairs
     }
 
 static void tile_scores(const Task *t) {
-    struct {
-        uint8_t palette, start, unused[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shape __attribute__((aligned(64))) = {.palette = 1};
-    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = SIDE;
-    __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
-    _tile_loadconfig(&shape);
+    const Tiles shape = whole_tiles();
+    use_tiles(&shape);
     const int64_t row = t->dim * 2;
     for (int64_t i = 0; i < t->lanes; i += SIDE) {
         const char *query = (const char *)t->query + i * row;

@@ -63,6 +63,28 @@ static inline vf load_bf16(const uint16_t *p) {
     return (vf)(__builtin_convertvector(h, vu) << 16);
 }
 
+#define SIDE 16 /* rows of a whole tile, each of 64 bytes; keys that attention scores at a time */
+
+#if TILED
+typedef struct {
+    uint8_t palette, start, unused[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} __attribute__((aligned(64))) Tiles;
+
+static inline Tiles whole_tiles(void) {
+    Tiles shape = {.palette = 1};
+    for (int t = 0; t < 8; t++) shape.bytes[t] = 64, shape.rows[t] = SIDE;
+    return shape;
+}
+
+/* To be followed by _tile_release. */
+static inline void use_tiles(const Tiles *shape) {
+    __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
+    _tile_loadconfig(shape);
+}
+#endif
+
 static inline float widen(uint16_t h) {
     uint32_t u = (uint32_t)h << 16;
     float f;

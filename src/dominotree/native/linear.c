@@ -148,7 +148,6 @@ static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows
 }
 
 #if TILED
-#define SIDE 16  /* rows of a tile; one is 16 rows of 64 bytes */
 #define DEPTH 32 /* input features that one instruction adds */
 #define STACK 5  /* tiles of sums, one above the other */
 
@@ -189,17 +188,9 @@ static void (*const stacked[])(const uint16_t *, const uint16_t *, int64_t, floa
 
 static void matrices(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count) {
     const int64_t stacks = (rows + SIDE - 1) / SIDE;
-    struct {
-        uint8_t palette, start, unused[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shape __attribute__((aligned(64))) = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        shape.bytes[t] = 64;
-        shape.rows[t] = t == 5 || t == stacks - 1 ? (uint8_t)(rows - (stacks - 1) * SIDE) : SIDE;
-    }
-    __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
-    _tile_loadconfig(&shape);
+    Tiles shape = whole_tiles();
+    shape.rows[5] = shape.rows[stacks - 1] = (uint8_t)(rows - (stacks - 1) * SIDE);
+    use_tiles(&shape);
     float sums[STACK * SIDE * LANES] __attribute__((aligned(64)));
     for (int64_t p = panel; p < panel + count; p++) {
         stacked[stacks]((const uint16_t *)io->x + first * a->in, (const uint16_t *)a->panels + p * plane(a), a->in, sums);

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from dominotree.drafters.dflash import Draft, Drafter
+from dominotree.drafters.words import ContextWords
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.rows import Rows, Segment
 
@@ -54,14 +55,20 @@ class PagedContext:
         """Copies slots `source` to slots `to`, all read before any is written."""
         self._store[to] = self._store[source]
 
-    def draft(self, blocks: Sequence[torch.Tensor], lengths: Sequence[int], roots: Sequence[int]) -> Draft:
+    def draft(
+        self,
+        blocks: Sequence[torch.Tensor],
+        lengths: Sequence[int],
+        roots: Sequence[int],
+        texts: Sequence[ContextWords] = (),
+    ) -> Draft:
         """A draft behind the first `lengths[i]` positions of sequence i, whose blocks are `blocks[i]` in order."""
         room = self._roomy(len(lengths), max(lengths))
         for row, length in enumerate(lengths):
             held = self._store[slots_of(blocks[row], self._block_size, length)].permute(1, 2, 3, 0, 4)
             room.keys[:, row, :, :length], room.values[:, row, :, :length] = held.unbind(0)
             room.lengths[row] = length
-        return self._drafter.draft(room, range(len(lengths)), roots)
+        return self._drafter.draft(room, range(len(lengths)), roots, texts=texts)
 
     def _roomy(self, sequences: int, length: int) -> SlotCache:
         """A cache for a batch, kept for the next ones."""

@@ -50,6 +50,7 @@ RUNNER_ATTRIBUTES = (
     "input_batch.num_tokens_no_spec",
     "input_batch.req_ids",
     "input_batch.sampling_metadata",
+    "input_batch.token_ids_cpu",
     "max_model_len",
     "positions",
     "requests",

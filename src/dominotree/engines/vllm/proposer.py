@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dominotree.drafters.dflash import Drafter
+from dominotree.drafters.words import ContextWords
 from dominotree.engines.vllm.checks import check_config, check_worker
 from dominotree.engines.vllm.context import PagedContext
 from dominotree.engines.vllm.lender import ModelLender
@@ -21,10 +22,9 @@ from dominotree.tree.tree import Tree
 
 @dataclass(frozen=True)
 class Root:
-    """Where a sequence stands: the last token, the positions before it, its blocks, and how deep drafting pays."""
+    """Where a sequence stands: its tokens, the last of which is not encoded yet, its blocks, how deep drafting pays."""
 
-    token: int
-    length: int
+    tokens: Sequence[int]
     blocks: torch.Tensor
     max_depth: int
     chain: bool = False
@@ -71,7 +71,8 @@ class Proposer:
             known = int(num_tokens_no_spec[row])
             depth = min(self.drafter.draft_length, self._budget, self._longest - known - 1)
             if sampled and depth > 0:
-                roots[row] = Root(sampled[-1], known - 1, self._listener.blocks[row], depth)
+                tokens = [*token_ids_cpu[row, : known - 1].tolist(), sampled[-1]]
+                roots[row] = Root(tokens, self._listener.blocks[row], depth)
         trees = dict(zip(roots, self.trees(list(roots.values())), strict=True))
         return [trees[row].token if row in trees else [] for row in range(len(sampled_token_ids))]
 
@@ -81,7 +82,10 @@ class Proposer:
         if not roots:
             return []
         draft = self.context.draft(
-            [root.blocks for root in roots], [root.length for root in roots], [root.token for root in roots]
+            [root.blocks for root in roots],
+            [len(root.tokens) - 1 for root in roots],
+            [root.tokens[-1] for root in roots],
+            self._texts(roots),
         )
         grown: dict[int, Tree] = {}
         for chain in (False, True):
@@ -92,6 +96,16 @@ class Proposer:
                 batch = grow(self._chains if chain else self._drafting, self.drafter, part, depths)
                 grown.update((i, batch.single(row)) for row, i in enumerate(members))
         return [grown[i] for i in range(len(roots))]
+
+    def _texts(self, roots: Sequence[Root]) -> list[ContextWords]:
+        """The words of each sequence, for a drafter that uses them."""
+        texts = []
+        for root in roots:
+            text = self.drafter.words()
+            if text is not None:
+                text.read(root.tokens)
+                texts.append(text)
+        return texts
 
 
 class Listener:

@@ -175,7 +175,8 @@ class TreeRunner(CPUModelRunner):  # type: ignore[misc]
         request = self.requests[name]
         params = request.sampling_params
         left = min((params.max_tokens or known) - len(request.output_token_ids), self.max_model_len - known)
-        return Root(token, known - 1, self._blocks(i), left - 1, chain=params.structured_outputs is not None)
+        tokens = [*self.input_batch.token_ids_cpu[i, : known - 1].tolist(), token]
+        return Root(tokens, self._blocks(i), left - 1, chain=params.structured_outputs is not None)
 
     def _blocks(self, i: int) -> torch.Tensor:
         """Block numbers of sequence i, in order, fillers behind them."""
