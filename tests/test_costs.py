@@ -46,6 +46,11 @@ def test_costs_are_linear_between_and_beyond_the_samples_and_clamped_in_context(
     np.testing.assert_allclose(tiny_costs().round(2, 100), np.array([10, 11, 12]) + 2 + 1 + 0.5)
 
 
+def test_each_further_sequence_costs_a_row_and_what_was_measured_of_it() -> None:
+    one, three = tiny_costs().round(2, 150), tiny_costs().round(2, 150, sequences=3)
+    np.testing.assert_allclose(three - one, 2 * (1 + 4.5 + 1.5 + 0.5))  # its row, pass, draft and commit
+
+
 def test_a_profile_is_kept_and_read_again_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
     tiny_costs().save(tmp_path / "p.json")
     assert CostModel.load(tmp_path / "p.json") == tiny_costs()
@@ -60,7 +65,9 @@ def test_measuring_a_tiny_pair_gives_a_usable_profile() -> None:
     costs = measure(
         "tiny", target, tiny_drafter(target), contexts=[16, 64], rows=[1, 3, 9], repeats=2, tick=lambda: ticks.append(1)
     )
-    assert len(ticks) == 2 * 3 * 2
+    assert len(ticks) == 2 * (3 + 1) * 2
+    assert len(costs.verify_each_ms) == len(costs.draft_each_ms) == 2
+    assert min(*costs.verify_each_ms, *costs.draft_each_ms) >= 0
     assert np.all(np.diff(costs.round(30, 40)) >= -1e-9)
     assert np.all(costs.round(30, 40) > 0)
 
@@ -94,9 +101,7 @@ def test_a_pair_keeps_what_it_learned_for_the_next_time(tmp_path: Path, monkeypa
     monkeypatch.setenv("DOMINOTREE_CACHE", str(tmp_path))
     target = tiny_target("llama")
     drafter = tiny_drafter(target)
-    measure("tiny", target, drafter, contexts=[16, 64], rows=[1, 3, 9], repeats=1).save(
-        profile_path(profile_key("tiny", target, drafter))
-    )
+    tiny_costs(0.0).save(profile_path(profile_key("tiny", target, drafter)))
 
     def learned() -> Calibration:
         pair = Pair(target, None, drafter, name="tiny")

@@ -65,12 +65,14 @@ def test_a_target_of_no_known_family_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("projector", ["domino", None])
 def test_a_drafter_with_what_it_taps_and_what_it_is_for(tmp_path: Path, projector: str | None) -> None:
-    found = inspect(str(write_tiny_drafter(tmp_path, projector=projector, draft_vocab=40, shift_label=False)))
-    config = tiny_config(projector=projector, draft_vocab=40, shift_label=False)
+    shape: dict[str, Any] = dict(projector=projector, draft_vocab=40, context_vocab=8, shift_label=False)
+    found = inspect(str(write_tiny_drafter(tmp_path, **shape)))
+    config = tiny_config(**shape)
     expected = {
         "kind": "drafter", "family": "Domino" if projector else "DFlash", "layers": 2, "target_layers": 4,
         "target_layer_ids": [0, 2], "block_size": 6, "draft_length": config.draft_length, "shift_label": False,
-        "mask_token_id": 3, "vocab_size": 96, "draft_vocab_size": 40, "refusal": None,
+        "mask_token_id": 3, "vocab_size": 96, "draft_vocab_size": 40, "context_vocab_size": 8,
+        "refusal": None,
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     assert ("dominotree" in found["methods"]) == (projector is not None)

@@ -40,6 +40,8 @@ def profile(*, row_ms: float = 0.3, by_context: float = 0.0) -> CostModel:
         draft_ms=[3.0, 3.0],
         build_ms=[0.5 + 0.01 * rows for rows in ROWS],
         rest_ms=0.25,
+        verify_each_ms=[0.2, 0.2 + 448 * by_context],
+        draft_each_ms=[0.1, 0.1],
         measured_ms=[],
     )
 
@@ -95,11 +97,12 @@ def test_a_round_of_one_costs_what_the_profile_says_and_budget_0_is_plain_decodi
     for context in (64, 256, 512):
         plain, trees = Fleet(costs, THREE, 0), Fleet(costs, THREE, 16, max_rows=15)
         for sequences in (1, 5):  # plainly a round is the pass and nothing else
-            assert plain.round(sequences, context) == pytest.approx((0, costs.verify(5, context)[sequences - 1]))
+            verify = costs.verify(sequences, context, sequences)[-1]
+            assert plain.round(sequences, context) == pytest.approx((0, verify))
         assert trees.round(1, context) == pytest.approx((16, costs.round(16, context)[-1]))
-        verify = costs.verify(15, context)
-        drafting = (costs.draft(context) + costs.rest_ms) * verify[4] / verify[0] + costs.build(5 * 16)
-        assert trees.round(5, context) == pytest.approx((2, verify[14] + drafting))
+        verify = costs.verify(15, context)[-1] + 4 * (0.2 + (context - 64) * 0.01)
+        drafting = costs.draft(context) + 4 * 0.1 + 5 * costs.rest_ms + costs.build(5 * 16)
+        assert trees.round(5, context) == pytest.approx((2, verify + drafting))
 
 
 def test_more_load_never_lowers_throughput_and_never_shortens_a_request() -> None:

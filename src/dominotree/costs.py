@@ -29,6 +29,8 @@ from dominotree.tree.tree import Tree
 
 ROWS = (1, 2, 3, 4, 6, 9, 12, 16, 17, 24, 33, 48, 65)
 CONTEXTS = (64, 256, 768, 1792)
+SEQUENCES = 4
+"""Sequences that are measured together, to tell what another one costs."""
 REPEATS = 9
 
 Floats = npt.NDArray[np.float64]
@@ -40,7 +42,9 @@ class CostModel:
 
     `verify_ms[c][r]` is fitted for context `contexts[c]` and `rows[r]` rows (root included): monotone and convex in
     the rows. `draft_ms[c]` is the draft at that context, `build_ms[r]` a tree of `rows[r] - 1` nodes, `rest_ms` what
-    follows (committing rows and encoding the drafter's context). `key` says what it was measured on.
+    follows (committing rows and encoding the drafter's context). All of that is for one sequence; each further one,
+    which has a context of its own to be read, adds `verify_each_ms[c]` to a pass of as many rows and `draft_each_ms[c]`
+    to the draft. `key` says what it was measured on.
     """
 
     key: dict[str, Any]
@@ -50,25 +54,32 @@ class CostModel:
     draft_ms: list[float]
     build_ms: list[float]
     rest_ms: float
+    verify_each_ms: list[float]
+    draft_each_ms: list[float]
     measured_ms: list[list[float]]
 
-    def verify(self, rows: int, context: int) -> Floats:
-        """Verify time of 1 .. `rows` rows: linear in between and beyond the last rows, clamped in context."""
+    def verify(self, rows: int, context: int, sequences: int = 1) -> Floats:
+        """Verify time of 1 .. `rows` rows of so many sequences: linear in between and beyond the last rows, clamped in
+        context.
+        """
         at = np.arange(1, rows + 1)
         by_context = np.array([_interpolate(at, self.rows, curve) for curve in self.verify_ms])
-        return _at_context(context, self.contexts, by_context)
+        further = float(np.interp(context, self.contexts, self.verify_each_ms))
+        return _at_context(context, self.contexts, by_context) + (sequences - 1) * further
 
-    def round(self, nodes: int, context: int, *, sized: bool = False) -> Floats:
-        """Time of a round that verifies 0 .. `nodes` nodes, `[nodes + 1]`, of a tree built to `nodes`.
+    def round(self, nodes: int, context: int, *, sequences: int = 1, sized: bool = False) -> Floats:
+        """Time of a round that verifies 0 .. `nodes` nodes in all, `[nodes + 1]`, of trees built to `nodes`.
 
-        If `sized`, of one built no further than it is verified.
+        If `sized`, of ones built no further than they are verified.
         """
         build = _interpolate(np.arange(1, nodes + 2), self.rows, self.build_ms) if sized else self.build(nodes)
-        return self.verify(nodes + 1, context) + (self.draft(context) + build + self.rest_ms)
+        verify = self.verify(nodes + sequences, context, sequences)[sequences - 1 :]
+        return verify + (self.draft(context, sequences) + build + sequences * self.rest_ms)
 
-    def draft(self, context: int) -> float:
-        """Time of a draft."""
-        return float(np.interp(context, self.contexts, self.draft_ms))
+    def draft(self, context: int, sequences: int = 1) -> float:
+        """Time of a draft for so many sequences."""
+        one, further = (np.interp(context, self.contexts, ms) for ms in (self.draft_ms, self.draft_each_ms))
+        return float(one + (sequences - 1) * further)
 
     def build(self, nodes: int) -> float:
         """Time of building a tree of `nodes` nodes."""
@@ -129,6 +140,7 @@ def profile_key(name: str, target: Target, drafter: Drafter) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "threads": torch.get_num_threads(),
+        "sequences": SEQUENCES,
         "processor": torch.cuda.get_device_name() if target.device.type == "cuda" else cpu_name(),
     }
 
@@ -165,38 +177,47 @@ def measure(
 ) -> CostModel:
     """Measures draft, build and verify: medians of `repeats`, each in a fresh random order so that drift is shared.
 
-    `tick` is called after each of the `len(contexts) * len(rows) * repeats` measurements.
+    `tick` is called after each of the `len(contexts) * (len(rows) + 1) * repeats` measurements.
     """
     contexts = [c for c in contexts if c + max(rows) + 1 <= target.max_positions] or [64]
     rng = random.Random(0)
     length = max(contexts) + max(rows) + 64
-    cache, context_cache = target.new_cache(1, length), drafter.new_cache(1, length)
+    cache, context_cache = target.new_cache(SEQUENCES, length), drafter.new_cache(SEQUENCES, length)
     tokens = [rng.randrange(target.vocab_size) for _ in range(max(contexts))]
     drawn = [rng.randrange(target.vocab_size) for _ in range(max(rows))]
-    for start in range(0, len(tokens), 256):
-        part = tokens[start : start + 256]
-        out = target.forward(cache, [Segment(0, start, part)], feature_layers=drafter.feature_layers, last_only=True)
-        assert out.features is not None
-        drafter.extend(context_cache, [0], [len(part)], out.features)
+    everyone, layers = list(range(SEQUENCES)), drafter.feature_layers
+    for slot in everyone:
+        for start in range(0, len(tokens), 256):
+            part = tokens[start : start + 256]
+            out = target.forward(cache, [Segment(slot, start, part)], feature_layers=layers, last_only=True)
+            assert out.features is not None
+            drafter.extend(context_cache, [slot], [len(part)], out.features)
     verify: dict[tuple[int, int], list[float]] = {(c, r): [] for c in contexts for r in rows}
+    together: dict[int, list[tuple[float, float]]] = {c: [] for c in contexts}
     draft: dict[int, list[float]] = {c: [] for c in contexts}
     build: dict[int, list[float]] = {r: [] for r in rows}
     rest: list[float] = []
     method = "dominotree" if drafter.head is not None else "ddtree"
     for repeat in range(repeats + 1):
-        plan = list(verify)
+        plan = [*verify, *((context, 0) for context in contexts)]
         rng.shuffle(plan)
         for context, count in plan:
-            context_cache.lengths[0] = context
+            context_cache.lengths[:] = [context] * SEQUENCES
+            if not count:
+                _, draft_ms = _timed(partial(drafter.draft, context_cache, everyone, tokens[:SEQUENCES]))
+                batch = [Segment(slot, context, tokens[:1]) for slot in everyone]
+                _, verify_ms = _timed(partial(target.forward, cache, batch, feature_layers=layers))
+                if repeat:
+                    together[context].append((draft_ms, verify_ms))
+                    tick()
+                continue
             made, draft_ms = _timed(partial(drafter.draft, context_cache, [0], [tokens[0]]))
             drafting = Drafting(method, count - 1)
             with torch.inference_mode():
                 _, build_ms = _timed(partial(_build, drafting, drafter, made))
             parents = [rng.randrange(max(0, i - 3), i + 1) for i in range(count - 1)]
             segment = Segment(0, context, drawn[:count], parents)
-            verified, verify_ms = _timed(
-                partial(target.forward, cache, [segment], feature_layers=drafter.feature_layers)
-            )
+            verified, verify_ms = _timed(partial(target.forward, cache, [segment], feature_layers=layers))
             cache.lengths[0] = context
             kept = list(range(0, count, 2))
             _, commit_ms = _timed(partial(cache.commit, 0, kept))
@@ -208,16 +229,27 @@ def measure(
                 build[count].append(build_ms)
                 tick()
     measured = [[statistics.median(verify[c, r]) for r in rows] for c in contexts]
+    fitted = [fit_convex(rows, curve) for curve in measured]
+    draft_one = [statistics.median(draft[c]) for c in contexts]
+    draft_all, verify_all = ([statistics.median(pair[i] for pair in together[c]) for c in contexts] for i in (0, 1))
+    alone = [float(_interpolate(np.array([SEQUENCES]), rows, curve)[0]) for curve in fitted]
     return CostModel(
         key=profile_key(name, target, drafter),
         contexts=list(contexts),
         rows=list(rows),
-        verify_ms=[fit_convex(rows, curve) for curve in measured],
-        draft_ms=[statistics.median(draft[c]) for c in contexts],
+        verify_ms=fitted,
+        draft_ms=draft_one,
         build_ms=fit_convex(rows, [statistics.median(build[r]) for r in rows]),
         rest_ms=statistics.median(rest),
+        verify_each_ms=_of_each_further(verify_all, alone),
+        draft_each_ms=_of_each_further(draft_all, draft_one),
         measured_ms=measured,
     )
+
+
+def _of_each_further(together: Sequence[float], alone: Sequence[float]) -> list[float]:
+    """What each sequence after the first adds, at least nothing."""
+    return [max(0.0, all_of - one) / (SEQUENCES - 1) for all_of, one in zip(together, alone, strict=True)]
 
 
 def _build(drafting: Drafting, drafter: Drafter, draft: Draft) -> Tree:

@@ -195,6 +195,7 @@ def _drafter(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
+        "context_vocab_size": config.context_vocab_size or None,
         "rope_theta": config.rope_theta,
         "gru_hidden_dim": config.gru_hidden_dim or None,
         "emb_dim": config.emb_dim or None,

@@ -26,8 +26,8 @@ ASSUMPTIONS = (
     "rows that sequences share are split evenly, so every tree is cut to the same size; the server keeps the likeliest "
     "nodes of all, which accepts more",
     "between recorded budgets acceptance is linear",
-    "a pass over several sequences costs what the profile says of as many rows of one, at their mean context; drafting "
-    "and the drafter's context grow with the sequences as a pass over one row of each does, building with their nodes",
+    "passes and drafts cost what the profile says of one sequence and adds for each further one, at the mean context; "
+    "building grows with the nodes of all, committing with the sequences",
     "no prompt has anything cached, no request is cancelled, nothing fails, networks and tokenizers cost nothing",
 )
 
@@ -172,12 +172,11 @@ class Fleet:
 
     def _ms(self, sequences: int, nodes: float, context: int) -> float:
         costs, rows = self.costs, max(1, round(sequences * (1 + nodes)))
-        verify = costs.verify(max(rows, sequences), context)
+        verify = float(costs.verify(max(rows, sequences), context, sequences)[-1])
         if not self.budget:  # what is left of a round is the drafter's
-            return float(verify[rows - 1])
-        growth = verify[sequences - 1] / verify[0]
-        drafting = growth * (costs.draft(context) + costs.rest_ms) + costs.build(sequences * self.budget)
-        return float(verify[rows - 1] + drafting)
+            return verify
+        drafting = costs.draft(context, sequences) + sequences * costs.rest_ms
+        return verify + drafting + costs.build(sequences * self.budget)
 
 
 @dataclass(frozen=True)

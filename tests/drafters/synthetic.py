@@ -93,6 +93,7 @@ def write_tiny_drafter(
     layer_ids: tuple[int, ...] = (0, 2),
     mask_token: int = 3,
     draft_vocab: int | None = None,
+    context_vocab: int = 0,
     attention_bias: bool = False,
     keep: Collection[int] = (0, 1, 2),
     seed: int = 0,
@@ -115,6 +116,7 @@ def write_tiny_drafter(
         layer_ids=layer_ids,
         mask_token=mask_token,
         draft_vocab=draft_vocab,
+        context_vocab=context_vocab,
         attention_bias=attention_bias,
     )
     write_checkpoint(folder, config, tiny_tensors(config, seed=seed, dtype=dtype, keep=keep))

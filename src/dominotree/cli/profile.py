@@ -52,7 +52,7 @@ def profile(
     for used in drafters:
         kind = "Domino" if used.head is not None else "DFlash"
         with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(f"measuring, {kind} drafter", total=len(lengths) * len(ROWS) * repeats)
+            task = progress.add_task(f"measuring, {kind} drafter", total=len(lengths) * (len(ROWS) + 1) * repeats)
             tick = partial(progress.advance, task)
             costs = measure(pair.name, pair.target, used, contexts=lengths, repeats=repeats, tick=tick)
         path = profile_path(costs.key)
@@ -63,6 +63,8 @@ def profile(
         table.add_row("draft", *(f"{ms:.1f}" for ms in costs.draft_ms))
         for i, rows in enumerate(costs.rows):
             table.add_row(f"verify {rows} rows", *(f"{curve[i]:.1f}" for curve in costs.verify_ms))
+        further = [sum(both) for both in zip(costs.verify_each_ms, costs.draft_each_ms, strict=True)]
+        table.add_row("each further sequence", *(f"{ms:.1f}" for ms in further))
         console.print(table)
         console.print(f"kept in {path}", soft_wrap=True)
     console.print("Verify times are fitted, monotone and convex in the rows.")

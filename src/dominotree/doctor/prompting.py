@@ -88,7 +88,7 @@ def draft_vocabulary_finding(share: float, size: int) -> Finding | None:
     return Finding(
         "draft-vocabulary",
         "warning",
-        "the draft vocabulary lacks many of the tokens that the target uses; none of these can be drafted",
+        "the draft vocabulary lacks many of the tokens that the target uses; these can hardly be drafted",
         f"{share:.0%} of the answers' tokens are among its {size}",
         "train a drafter with a larger draft vocabulary, or on text like yours",
         {"share": share, "size": size},

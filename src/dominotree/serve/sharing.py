@@ -46,6 +46,6 @@ class RowShare:
         """How many of the nodes, best first, to verify beside the roots."""
         if self.costs is None:
             return max(0, min(len(chances), self.max_rows - sequences))
-        ms = self.costs.round(len(chances) + sequences - 1, context)[sequences - 1 :]
+        ms = self.costs.round(len(chances), context, sequences=sequences)
         gains = sequences + np.concatenate([[0.0], np.cumsum(chances)])
         return int(np.argmax(gains / ms))
