@@ -206,3 +206,5 @@ class Generation:
         self.finish_reason = reason
         if self._text is not None:
             self._text.finish()
+            if reason == "length" and self._text.stopped:  # by a character that the end left incomplete
+                self.finish_reason = "stop"

@@ -161,7 +161,7 @@ class Pair:
 
     def drafting(self, method: str | None = None, budget: int | None = None, **options: Any) -> Drafting:
         """How to draft, with this pair's defaults where nothing is named; `options` are fields of `Drafting`."""
-        drafting = Drafting(method or self.default_method, budget, **options)
+        drafting = Drafting(self.default_method if method is None else method, budget, **options)
         if budget is None and drafting.kind.rule == "fixed":
             return replace(drafting, budget=self.default_budget)
         return drafting
@@ -394,9 +394,12 @@ def load(
     `InvalidCheckpoint` with one line each.
     """
     set_threads(threads)
-    chosen = target or name or hub.DEFAULT_PAIR
+    for option, given in (("name", name), ("target", target), ("drafter", drafter), ("dflash_drafter", dflash_drafter)):
+        if given is not None and not given.strip():
+            raise InvalidRequest(f"{option} is empty; a name, a folder or a hub id is expected, or leave it out")
     if target is not None and name is not None:
         raise InvalidRequest("give a pair's name or a target, not both")
+    chosen = target or name or hub.DEFAULT_PAIR
     on = parse_device(device)
     kind = parse_dtype(dtype, on)
     _check_sizes(context, max_batch)

@@ -51,7 +51,10 @@ class TextCodec:
             for name, value in settings.items()
             if name.endswith("_token") and value is not None and not isinstance(value, bool)
         }
-        return cls(Tokenizer.from_file(str(file)), template, special)
+        try:
+            return cls(Tokenizer.from_file(str(file)), template, special)
+        except Exception as error:  # the library has no error of its own
+            raise ModelNotFound(f"{file} is no tokenizer ({error}); download the model again") from error
 
     @classmethod
     def _converted(cls, folder: Path) -> TextCodec:
@@ -90,7 +93,7 @@ class TextCodec:
         """Text of token ids, special tokens left out."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+    def chat(self, messages: Sequence[Message], /, **variables: Any) -> list[int]:
         """Token ids of a conversation with the assistant's turn opened; thinking off unless asked for.
 
         Raises `InvalidRequest` without a chat template, for malformed messages and where the template refuses.
@@ -98,7 +101,7 @@ class TextCodec:
         text = self.render(messages, **variables)
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def render(self, messages: Sequence[Message], **variables: Any) -> str:
+    def render(self, messages: Sequence[Message], /, **variables: Any) -> str:
         """The conversation as the text that `chat` encodes."""
         from jinja2 import TemplateError
         from jinja2.ext import loopcontrols
@@ -121,7 +124,7 @@ class TextCodec:
         environment.filters["tojson"] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
         given = {"enable_thinking": False, "add_generation_prompt": True, **self._special, **variables}
         try:
-            return environment.from_string(self.template).render(messages=messages, **given)
+            return environment.from_string(self.template).render({**given, "messages": messages})
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
 

@@ -71,12 +71,26 @@ def test_the_command_serves_until_it_is_told_to_stop(model: Path, drafter: Path)
         (["--api-key", " "], "key"),
         (["--method", "magic"], "magic"),
         (["--port", "70000"], "port"),
+        (["--host", ""], "host"),
+        (["--allowed-host", " "], "host"),
+        (["--model-name", ""], "name"),
+        (["--target", ""], "target"),
+        (["--drafter", " "], "drafter"),
+        (["--grace", "-5"], "grace"),
+        (["--grace", "inf"], "grace"),
+        (["--grace", "nan"], "grace"),
     ],
 )
 def test_wrong_use_is_one_line(args: list[str], says: str) -> None:
     result = CliRunner().invoke(app, ["serve", *args])
     assert result.exit_code == 2
     assert says in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_empty_variable_makes_no_open_server() -> None:
+    result = CliRunner().invoke(app, ["serve"], env={"DOMINOTREE_API_KEY": ""})
+    assert result.exit_code == 2
+    assert "DOMINOTREE_API_KEY is set and empty" in result.stderr
 
 
 def test_an_address_that_is_taken_is_one_line(model: Path, drafter: Path) -> None:  # noqa: F811

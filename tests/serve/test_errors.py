@@ -26,6 +26,8 @@ def refused(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 
 BAD = [
+    ({"method": ""}, "method"),
+    ({"stop": [str(i) for i in range(17)]}, "stop"),
     ({"top_p": 2}, "top_p"),
     ({"top_p": 0}, "top_p"),
     ({"temperature": -1}, "temperature"),
@@ -203,3 +205,33 @@ def test_only_json_is_read_so_that_no_web_page_can_send_requests(served: Served,
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
         reply = httpx.post(served.url + path, content=json.dumps(CHAT), headers={"content-type": kind}, timeout=60)
         assert refused(reply, 415)["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_template_variables_may_have_any_name(served: Served, path: str) -> None:
+    body = {"messages": HELLO, "chat_template_kwargs": {"self": 1, "text": 2, "environment": 3}}
+    assert served.post(path, body).status_code == 200
+
+
+def test_messages_say_what_forms_a_field_may_have(served: Served) -> None:
+    error = refused(served.post("/v1/completions", {"prompt": None}))
+    assert error["message"] == "prompt: Input should be a valid string or a valid list"
+    error = refused(served.post("/v1/completions", {**TEXT, "stop": ["x"] * 17}))
+    assert "at most 16" in error["message"]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b'{"seed": ' + b"1" * 5000 + b"}"])
+def test_bodies_that_no_parser_takes_are_told_so(served: Served, content: bytes) -> None:
+    reply = httpx.post(f"{served.url}/v1/completions", content=content, headers={"content-type": "application/json"})
+    error = refused(reply)
+    assert error["code"] == "invalid_json"
+    assert error["message"].startswith("the body is not valid JSON")
+
+
+def test_a_stop_string_that_the_end_completes_is_the_reason(served: Served) -> None:
+    pair = served.engine.pair
+    assert pair.codec is not None
+    half = pair.codec.encode("é")[0]  # the first byte of a character, which is never completed
+    body = {"prompt": "Hi", "max_tokens": 3, "temperature": 0, "logit_bias": {str(half): 100}, "stop": "\ufffd"}
+    found = served.post("/v1/completions", body).json()["choices"][0]
+    assert (found["text"], found["finish_reason"]) == ("", "stop")

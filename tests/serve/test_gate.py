@@ -59,6 +59,16 @@ def test_a_body_that_is_too_large_is_refused_however_it_is_sent(locked: Served) 
     assert locked.post(CHAT, SHORT, headers=right).status_code == 200
 
 
+def test_a_refusal_of_a_large_body_arrives_on_a_connection_in_use(locked: Served) -> None:
+    right = {"authorization": "Bearer open sesame"}
+    with httpx.Client(base_url=locked.url, timeout=60) as client:
+        for _ in range(8):
+            assert client.get("/health").status_code == 200
+            refused = client.post(CHAT, content=b"x" * 1_000_000, headers=right)
+            assert refused.status_code == 413
+            assert refused.json()["error"]["code"] == "body_too_large"
+
+
 def test_no_origin_is_allowed_by_default(served: Served) -> None:
     reply = served.get("/v1/models", headers={"origin": "http://elsewhere.example"})
     assert not [name for name in reply.headers if name.startswith("access-control")]

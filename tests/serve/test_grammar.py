@@ -27,6 +27,14 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
 
 
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}])
+def test_schemas_that_allow_nothing_at_all_are_refused(served: Served, schema: dict[str, Any]) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    reply = served.post("/v1/chat/completions", {"messages": HELLO, "response_format": wanted})
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == "response_format"
+
+
 def ask(served: Served, **options: Any) -> dict[str, Any]:
     body = {"messages": HELLO, "max_tokens": 400, "response_format": FORMAT, **options}
     reply = served.post("/v1/chat/completions", body)

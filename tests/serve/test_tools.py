@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -267,12 +268,56 @@ def test_a_call_can_be_forced(hermes: Served, method: str, temperature: float) -
         assert told == ("", [(call.function.name, call.function.arguments)], "tool_calls")
 
 
-def test_definitions_that_clash_force_no_call(hermes: Served) -> None:
-    other = {**ARGUMENTS, "$defs": {"unit": {"enum": ["inch"]}}}
-    tools = [FORCED[0], {"type": "function", "function": {"name": "near", "parameters": other}}]
-    reply = hermes.post("/v1/chat/completions", {"messages": HELLO, "tools": tools, "tool_choice": "required"})
-    assert reply.status_code == 400
-    assert reply.json()["error"]["param"] == "tools"
+def forced(served: Served, *parameters: Any) -> httpx.Response:
+    """The reply when one of tools with such parameters must be called."""
+    functions = [{"name": f"tool{i}", "parameters": one} for i, one in enumerate(parameters)]
+    tools = [{"type": "function", "function": function} for function in functions]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": "required", "seed": 2, "temperature": 1}
+    return served.post("/v1/chat/completions", body)
+
+
+def test_tools_keep_their_own_definitions(hermes: Served) -> None:
+    for unit in ("inch", "mile"):
+        other = {**ARGUMENTS, "$defs": {"unit": {"enum": [unit]}}}
+        reply = forced(hermes, other) if unit == "inch" else forced(hermes, other, {**other, "$defs": {"unit": {}}})
+        (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+        if call["function"]["name"] == "tool0":
+            assert json.loads(call["function"]["arguments"])["unit"] == unit
+
+
+def test_references_of_a_tool_count_from_its_own_parameters(hermes: Served) -> None:
+    leaf = {"enum": ["end"]}
+    within = {
+        "type": "object",
+        "properties": {"y": leaf, "x": {"$ref": "#/properties/y"}},
+        "required": ["x", "y"],
+        "additionalProperties": False,
+    }
+    nested = {
+        "type": "object",
+        "properties": {"x": {"anyOf": [leaf, {"$ref": "#"}]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    for parameters in (within, nested):
+        (call,) = forced(hermes, parameters).json()["choices"][0]["message"]["tool_calls"]
+        found = json.loads(call["function"]["arguments"])["x"]
+        while isinstance(found, dict):
+            found = found["x"]
+        assert found == "end"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"type": "string"}, {"$defs": 5}, {"type": "object", "$defs": None}, {"definitions": ["x"]}, {"type": ["object"]}],
+)
+def test_parameters_that_are_no_objects_force_no_call(hermes: Served, parameters: dict[str, Any]) -> None:
+    reply = forced(hermes, parameters)
+    if reply.status_code == 200:  # tables that nothing refers to may be anything
+        assert reply.json()["choices"][0]["message"]["tool_calls"]
+    else:
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == "tools"
 
 
 def test_every_choice_has_its_own_calls(hermes: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -83,6 +84,8 @@ def serve(
             f"the server needs the package {error.name}; install it with pip install 'dominotree[serve]'"
         ) from error
 
+    if api_key is None and os.environ.get("DOMINOTREE_API_KEY") is not None:
+        raise InvalidRequest("DOMINOTREE_API_KEY is set and empty; give it a text, or unset it to serve without a key")
     limits = Limits(max_batch=max_batch, max_queue=max_queue, context=context, max_rows=max_rows, timeout_s=timeout)
     settings = Settings(
         **given(model_name=model_name, api_key=api_key, max_body=max_body),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -74,6 +76,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
             raise InvalidRequest("the API key is empty; give a text, or leave it out")
+        if self.model_name is not None and not self.model_name.strip():
+            raise InvalidRequest("the model's name is empty; give a text, or leave it out")
+        if any(not name.strip() for name in self.hosts):
+            raise InvalidRequest("a host is empty; a name or an address is expected")
+        if not 0 <= self.grace_s < math.inf:
+            raise InvalidRequest(f"grace is {self.grace_s}; seconds of at least 0 are expected")
         if self.max_body < 1024:
             raise InvalidRequest(f"max_body is {self.max_body}; at least 1024 bytes are expected")
 
@@ -103,8 +111,8 @@ def create_app(
     app.add_api_route("/v1/completions", service.complete, methods=["POST"], response_model=None)
     app.add_api_route("/v1/models", service.models, methods=["GET"])
     app.add_api_route("/v1/models/{model:path}", service.model, methods=["GET"])
-    app.add_api_route("/tokenize", service.tokenize, methods=["POST"])
-    app.add_api_route("/detokenize", service.detokenize, methods=["POST"])
+    app.add_api_route("/tokenize", service.tokenize, methods=["POST"], response_model=None)
+    app.add_api_route("/detokenize", service.detokenize, methods=["POST"], response_model=None)
     app.add_api_route("/methods", service.methods, methods=["GET"])
     app.add_api_route("/health", service.health, methods=["GET"], response_model=None)
     app.add_api_route("/health/live", service.health_live, methods=["GET"], response_model=None)
@@ -209,18 +217,22 @@ class Service:
             "methods": offered,
         }
 
-    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest) -> Response:
         """Token ids of text or of a conversation."""
         self._check_model(body.model)
-        try:
+
+        def work() -> Response:
             if body.messages is not None:
                 tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
-                found = await self._apart(self._chat_ids, body.messages, tools, body.chat_template_kwargs or {})
+                found = self._chat_ids(body.messages, tools, body.chat_template_kwargs or {})
             else:
-                found = await self._apart(self._codec.encode, body.prompt or "")
+                found = self._codec.encode(body.prompt or "")
+            return _json({"tokens": found, "count": len(found), "max_model_len": self.engine.decoder.context})
+
+        try:
+            return await self._apart(work)
         except Exception as error:
             raise api_error(error, prompt_field="messages" if body.messages else "prompt") from error
-        return {"tokens": found, "count": len(found), "max_model_len": self.engine.decoder.context}
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         """Text of token ids, special tokens left out."""
@@ -389,14 +401,19 @@ async def _refuse(request: Request, error: Exception) -> Response:
     found = api_error(error)
     if found.status >= 500:
         cause = error.__cause__ or error
-        request.scope["state"]["log"].update(error=type(cause).__name__)
+        frames = traceback.extract_tb(cause.__traceback__)
+        request.scope["state"]["log"].update(
+            error=type(cause).__name__, at=[f"{frame.name}:{frame.lineno}" for frame in frames[-4:]]
+        )
     return _json(found.body, found.status, found.headers)
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    code = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     message = f"{request.method} {request.url.path}: {error.detail}" if code else str(error.detail)
+    if error.status_code == 400:  # the framework's own, of a body that it cannot read
+        message = "the body is not valid JSON: text in UTF-8 is expected, not nested too deep"
     found = ApiError(error.status_code, message, code=code)
     return _json(found.body, found.status, dict(error.headers or {}))
 
@@ -424,7 +441,7 @@ async def _refuse_validation(request: Request, error: Exception) -> Response:
         found = invalid(f"{param} is missing" if param else "a JSON body is expected", param=param or None)
         found.code = "missing_required_parameter"
     else:
-        text = problem["msg"].removeprefix("Value error, ")
+        text = _said(error.errors(), problem).removeprefix("Value error, ")
         found = invalid(f"{param}: {text}" if param else text, param=param or None)
     return _json(found.body, 400)
 
@@ -433,7 +450,18 @@ def _worst(problems: Sequence[Any]) -> Any:
     """The problem to name: of a field with alternatives, the one that fits the most of what was given."""
     first = problems[0]["loc"]
     same_field = [p for p in problems if p["loc"][:2] == first[:2]]
-    return max(same_field, key=lambda p: len(p["loc"])) if len(first) > 1 else problems[0]
+    if len(first) < 2:
+        return problems[0]
+    return max(same_field, key=lambda p: (len(p["loc"]), not p["type"].endswith("_type")))
+
+
+def _said(problems: Sequence[Any], named: Any) -> str:
+    """What is wrong with the field: where it is none of several forms, all of them."""
+    opening, length = "Input should be ", len(named["loc"])
+    alike = [p["msg"] for p in problems if len(p["loc"]) == length and p["loc"][:2] == named["loc"][:2]]
+    if not named["type"].endswith("_type") or not all(text.startswith(opening) for text in alike):
+        return str(named["msg"])
+    return opening + " or ".join(dict.fromkeys(text.removeprefix(opening) for text in alike))
 
 
 def _param(place: Sequence[Any]) -> str:

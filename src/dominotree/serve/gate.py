@@ -23,6 +23,8 @@ log = logging.getLogger("dominotree.serve")
 
 DEFAULT_MAX_BODY = 4 * 2**20
 BODY_TIMEOUT_S = 60.0
+DRAIN_BYTES = 16 * 2**20
+"""How much more of a body that is too large is read: a connection closed before it is empty loses its reply."""
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 ANY_HOST = "*"
 _GOOD_ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -130,19 +132,23 @@ class Gate:
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         too_large = ApiError(413, f"the body is larger than {self._max_body} bytes", code="body_too_large")
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body:
+        if length.isdigit() and int(length) > self._max_body + DRAIN_BYTES:
             raise too_large
-        body = bytearray()
+        body, size = bytearray(), 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ApiError(400, "the body ended early")
-                    body += message.get("body", b"")
-                    if len(body) > self._max_body:
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size <= self._max_body:
+                        body += part
+                    more = message.get("more_body", False)
+                    if size > self._max_body and (not more or size > self._max_body + DRAIN_BYTES):
                         raise too_large
-                    if not message.get("more_body", False):
+                    if not more:
                         return bytes(body)
         except TimeoutError:
             raise ApiError(408, "the body took too long to arrive", code="timeout") from None

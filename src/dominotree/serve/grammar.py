@@ -50,6 +50,8 @@ class Grammars:
             grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITE_SPACE})
             matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)
             reason = matcher.get_error() if matcher.is_error() else ""
+            if not reason and _allows_nothing(matcher.deep_copy()):
+                reason = "no JSON fits it"
         except (ValueError, RecursionError) as error:
             reason = str(error) or type(error).__name__
         if reason:
@@ -64,6 +66,12 @@ class Grammars:
             tokenizer = self._codec.tokenizer.to_str()
             self._tokenizer = LLTokenizer(tokenizer, n_vocab=self._vocab_size, eos_token=self._ends)
         return self._tokenizer
+
+
+def _allows_nothing(matcher: LLMatcher) -> bool:
+    """Whether an answer would end before it began; uses the matcher up."""
+    matcher.compute_bitmask()
+    return bool(matcher.is_stopped())
 
 
 class JsonGrammar:

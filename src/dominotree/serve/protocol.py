@@ -201,6 +201,11 @@ class _Generate(_Body):
         return None if self.response_format is None else self.response_format.schema_wanted
 
     @property
+    def schema_field(self) -> str:
+        """The field that asks for JSON, as messages name it."""
+        return "tool_choice" if self.forced_tools else "response_format"
+
+    @property
     def forced_tools(self) -> list[FunctionTool]:
         """The tools of which the answer must call one; empty where it need not."""
         return []
@@ -248,7 +253,7 @@ class _Generate(_Body):
     def sampling(self, choice: int, context: int, processors: Sequence[LogitsProcessor] = ()) -> SamplingParams:
         """How the tokens of a choice are drawn: choice i as a request alone would with `seed + i`."""
         if processors and self.ignore_eos:
-            raise InvalidRequest("ignore_eos contradicts response_format, whose answers end by themselves")
+            raise InvalidRequest(f"ignore_eos contradicts {self.schema_field}, whose answers end by themselves")
         seed = None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63
         top_k = self.top_k or 0
         return SamplingParams(
@@ -355,17 +360,38 @@ class Tool(_Strict):
 
 
 def call_schema(functions: Sequence[FunctionTool]) -> dict[str, Any]:
-    """What one call of one of `functions` looks like; raises `InvalidRequest` where their definitions clash."""
-    calls, shared = [], dict[str, dict[str, Any]]()
-    for function in functions:
-        arguments = dict(function.parameters or {"type": "object", "properties": {}, "additionalProperties": False})
-        for table in ("$defs", "definitions"):  # references to them count from the root
-            for name, definition in arguments.pop(table, {}).items():
-                if shared.setdefault(table, {}).setdefault(name, definition) != definition:
-                    raise InvalidRequest(f"tools define {name} in two ways, so no call can be forced; rename one")
-        form = {"name": {"const": function.name}, "arguments": arguments}
+    """What one call of one of `functions` looks like; raises `InvalidRequest` for parameters that are no object's."""
+    calls, tables = [], {}
+    for number, function in enumerate(functions):
+        parameters = function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        kind = parameters.get("type", "object")
+        if kind != "object":
+            raise InvalidRequest(f"tools: the parameters of {function.name} have type {kind!r}; object is expected")
+        place = f"tool{number}"
+        tables[place] = _moved(parameters, f"#/$defs/{place}")
+        form = {"name": {"const": function.name}, "arguments": {"$ref": f"#/$defs/{place}"}}
         calls.append({"type": "object", "properties": form, "required": list(form), "additionalProperties": False})
-    return {"anyOf": calls, **shared}
+    return {"anyOf": calls, "$defs": tables}
+
+
+_DATA = frozenset({"const", "enum", "default", "examples"})
+"""Keywords of a schema that hold data, not schemas."""
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """A schema that stands at `root` of another one: its references count from there."""
+    if isinstance(schema, list):
+        return [_moved(part, root) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: root + value[1:]
+        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        else value
+        if name in _DATA
+        else _moved(value, root)
+        for name, value in schema.items()
+    }
 
 
 class ChatRequest(_Generate):

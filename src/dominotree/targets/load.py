@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from dominotree.errors import UnsupportedModel
 from dominotree.targets.base import Target
@@ -34,9 +34,12 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of the weight files of `folder`, memory-mapped."""
     tensors: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 - not a mapping
-                tensors[key] = file.get_tensor(key)
+        try:
+            with safe_open(path, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 - not a mapping
+                    tensors[key] = file.get_tensor(key)
+        except (SafetensorError, OSError) as error:
+            raise UnsupportedModel(f"{path} is no readable safetensors file ({error}); fetch it again") from error
     return tensors
 
 
