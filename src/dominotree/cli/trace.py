@@ -94,7 +94,9 @@ def trace(
         "rounds": rounds,
     }
     if compare:
-        found["plain"] = _decode(pair, ids, replace(sampling, seed=output.seed), Drafting("ar"))[1]
+        plain, found["plain"] = _decode(pair, ids, replace(sampling, seed=output.seed), Drafting("ar"))
+        same = output.token_ids == plain.token_ids
+        screen.note(f"plain decoding gives {'the same tokens' if same else 'other tokens'}")
     _write(out, trace_file(found))
     screen.note(f"Wrote {out}")
 

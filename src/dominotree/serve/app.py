@@ -51,7 +51,7 @@ _TEXT_THREADS = 2
 """One more than one, so that a long text does not hold up short ones; no more, since the allocator keeps for every
 thread the memory that the longest text took there, and since they share the processor with the engine."""
 _ROUTES = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize"),
     *("/methods", "/health", "/health/live", "/health/ready", "/metrics"),
 )
 
@@ -399,6 +399,7 @@ def _json(value: object, status: int = 200, headers: dict[str, str] | None = Non
 
 async def _refuse(request: Request, error: Exception) -> Response:
     found = api_error(error)
+    _note_refusal(request, found)
     if found.status >= 500:
         cause = error.__cause__ or error
         frames = traceback.extract_tb(cause.__traceback__)
@@ -415,6 +416,7 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     if error.status_code == 400:  # the framework's own, of a body that it cannot read
         message = "the body is not valid JSON: text in UTF-8 is expected, not nested too deep"
     found = ApiError(error.status_code, message, code=code)
+    _note_refusal(request, found)
     return _json(found.body, found.status, dict(error.headers or {}))
 
 
@@ -423,6 +425,7 @@ async def _refuse_validation(request: Request, error: Exception) -> Response:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if request.method == "POST" and kind != "application/json" and not kind.endswith("+json"):
         found = ApiError(415, "the header Content-Type: application/json is expected", code="unsupported_media_type")
+        _note_refusal(request, found)
         return _json(found.body, found.status)
     problem = _worst(error.errors())
     place = [part for part in problem["loc"] if part not in ("body", "path", "query")]
@@ -443,7 +446,13 @@ async def _refuse_validation(request: Request, error: Exception) -> Response:
     else:
         text = _said(error.errors(), problem).removeprefix("Value error, ")
         found = invalid(f"{param}: {text}" if param else text, param=param or None)
+    _note_refusal(request, found)
     return _json(found.body, 400)
+
+
+def _note_refusal(request: Request, found: ApiError) -> None:
+    """Tells the log what a client did wrong: code and field, nothing that it sent."""
+    request.scope["state"]["log"].update({"code": found.code, "param": found.param})
 
 
 def _worst(problems: Sequence[Any]) -> Any:

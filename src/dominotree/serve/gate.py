@@ -87,7 +87,7 @@ class Gate:
                 hidden = ApiError(500, "something unexpected went wrong", kind="server_error", code="internal")
                 await _refuse(hidden, tagged)
         finally:
-            route = scope["path"] if scope["path"] in self._routes else "other"
+            route = next((r for r in self._routes if _is_on(scope["path"], r)), "other")
             self._metrics.requests.labels(route, str(status or 499)).inc()
             record = {
                 "request_id": request_id,
@@ -152,6 +152,12 @@ class Gate:
                         return bytes(body)
         except TimeoutError:
             raise ApiError(408, "the body took too long to arrive", code="timeout") from None
+
+
+def _is_on(path: str, route: str) -> bool:
+    """Whether a path is that of a route, which may end with a part that is any: `/v1/models/{model}`."""
+    beginning, mark, _ = route.partition("{")
+    return path == route if not mark else path.startswith(beginning) and len(path) > len(beginning)
 
 
 def _host_name(host: str) -> str:

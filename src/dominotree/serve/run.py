@@ -16,6 +16,8 @@ from fastapi import FastAPI
 
 from dominotree.errors import InvalidRequest
 
+log = logging.getLogger("dominotree.serve")
+
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MARGIN_S = 5.0
 _KEEP_ALIVE_S = 75
@@ -43,12 +45,13 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with a word to the engine first."""
+        log.info("shutting down", extra={"fields": {"answers": self.engine.open, "grace_s": self.grace_s}})
         self.engine.close(self.grace_s)
         await super().shutdown(sockets)
 
 
-def serve(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serves until a signal ends it; raises `InvalidRequest` where the address cannot be had."""
+def listen(host: str = "127.0.0.1", port: int = 8000) -> socket.socket:
+    """A socket at the address; raises `InvalidRequest` where that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,14 +59,39 @@ def serve(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise InvalidRequest(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    log = logging.getLogger("dominotree.serve")
+        reason = error.strerror or error
+        raise InvalidRequest(f"cannot listen on {host} port {port} ({reason}); choose another with --port") from error
+    return listener
+
+
+def serve(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, listener: socket.socket | None = None) -> None:
+    """Serves until a signal ends it, at the address or at a socket that `listen` made for it.
+
+    Raises `InvalidRequest` where the address cannot be had.
+    """
+    listener = listener or listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    log.info("listening", extra={"fields": {"address": address}})
+    log.info("listening", extra={"fields": {"address": address, **_about(app)}})
     if host not in _LOOPBACK and app.state.settings.api_key is None:
         log.warning("reachable from other machines without a key; set --api-key")
     server = Server(app, host=host, port=port)
     asyncio.run(server.serve(sockets=[listener]))
+
+
+def _about(app: FastAPI) -> dict[str, Any]:
+    """What is served and how, for the log."""
+    engine = app.state.engine
+    target, drafting = engine.pair.target, engine.drafting
+    return {
+        "model": engine.pair.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "method": drafting.method,
+        "budget": drafting.most_nodes if drafting.kind.shape == "tree" else None,
+        "context": engine.decoder.context,
+        "slots": engine.decoder.slots,
+        "profile": engine.decoder.adaptive is not None,
+    }
 
 
 class JsonLines(logging.Formatter):
@@ -84,6 +112,5 @@ def log_to(stream: Any = None) -> None:
     """From now on the server's log goes to `stream` (standard error by default) as JSON lines."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
-    log = logging.getLogger("dominotree.serve")
     log.handlers[:], log.propagate = [handler], False
     log.setLevel(logging.INFO)
