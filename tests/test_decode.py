@@ -190,7 +190,7 @@ def test_no_more_depths_are_drafted_than_the_tree_has_nodes(shift_label: bool) -
     pair_drafts: list[int] = []
     honest = drafter.draft
 
-    def spy(*args: Any, depths: int | None = None) -> Any:
+    def spy(*args: Any, depths: int | None = None, **options: Any) -> Any:
         assert depths is not None
         pair_drafts.append(depths)
         return honest(*args, depths=depths)

@@ -25,6 +25,7 @@ _VOID_FUNCTIONS = {
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
     "dt_move": [_P, _N, _N, _N, _N, _N, _P, _P, _N],
     "dt_pack": [_P, _I, _N, _N, _P],
+    "dt_rest": [],
     "dt_couple": [_P, _I, _N, _N, _P, _P, _F, _F, _P, _I],
 }
 _FOLDER = Path(__file__).parent
@@ -253,6 +254,16 @@ def reason() -> str:
 def multiplies_bf16() -> bool:
     """Whether the C kernels can be used and have the processor multiply bf16 itself."""
     return available() and library().dt_bf16() > 0
+
+
+def rest() -> None:
+    """Lets go the threads that the calling thread has had kernels run on, before another takes over.
+
+    OpenMP keeps a team for every thread that ever computed. With more of them than processors all sleep between the
+    parts of a pass, and a pass takes half as long again.
+    """
+    if available():
+        library().dt_rest()
 
 
 def library() -> ctypes.CDLL:

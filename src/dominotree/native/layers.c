@@ -56,3 +56,11 @@ int dt_layers(const Layer *layers, int64_t first, int64_t last, const Pass *p, c
     if (delta) add(p->x, delta, p->bf16, p->rows, p->hidden);
     return 0;
 }
+
+/* Lets the threads go that the calling thread has had for its parallel regions. While a process has more of them than
+ * processors, those of every thread sleep between regions, and waking them costs more than a region. */
+void dt_rest(void) {
+#if defined(_OPENMP) && !defined(__clang__) && __GNUC__ >= 9
+    omp_pause_resource_all(omp_pause_hard);
+#endif
+}

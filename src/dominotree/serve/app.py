@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from dominotree import __version__
+from dominotree import __version__, native
 from dominotree.errors import InvalidRequest
 from dominotree.generation import Request as Decoding
 from dominotree.methods import METHODS, Drafting
@@ -130,6 +130,7 @@ def create_app(
         open_paths=page,
         hosts=settings.hosts,
     )
+    native.rest()  # the engine's thread computes from now on
     return app
 
 
