@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from dominotree.costs import CostModel
 from dominotree.drafters.dflash import Draft, Drafter
-from dominotree.drafters.words import ContextWords
 from dominotree.targets.base import Target
 from dominotree.targets.cache import SlotCache
 from drafters.synthetic import tiny_config, tiny_tensors
@@ -50,16 +50,8 @@ class OracleDrafter(Drafter):
         self._weights = (right, sibling, wrong)
         self._rng = random.Random(seed)
 
-    def draft(
-        self,
-        cache: SlotCache,
-        slots: Sequence[int],
-        roots: Sequence[int],
-        *,
-        depths: int | None = None,
-        texts: Sequence[ContextWords] = (),
-    ) -> Draft:
-        draft = super().draft(cache, slots, roots, depths=depths)
+    def draft(self, cache: SlotCache, slots: Sequence[int], roots: Sequence[int], **options: Any) -> Draft:
+        draft = super().draft(cache, slots, roots, **{**options, "texts": ()})
         base = torch.randn(draft.base.shape)
         vocab = base.shape[-1]
         for row, slot in enumerate(slots):

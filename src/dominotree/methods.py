@@ -151,7 +151,7 @@ def grow(
     """
     scale, vocabulary = None, drafter.vocabulary(draft)
     if any(noise):
-        base, scale = couple(draft.base, noise, vocabulary.columns)
+        base, scale = couple(draft.base, noise, vocabulary.tokens(draft.base))
         draft = replace(draft, base=base)
     kind = drafting.kind
     if drafting.sampled_candidates:

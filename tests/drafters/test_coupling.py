@@ -21,7 +21,7 @@ def check_coupling(vocab: int, dtype: torch.dtype) -> None:
     base = torch.randn(2, 3, vocab).mul_(4).to(dtype)
     chosen = torch.randperm(4 * vocab)[:vocab]
     for ids in (None, chosen, torch.arange(2 * vocab)[::2]):
-        coupled, scale = couple(base, [None, KNOWN], ids)
+        coupled, scale = couple(base, [None, KNOWN], None if ids is None else ids.expand(2, -1))
         assert coupled.dtype == torch.float32
         assert torch.equal(coupled[0], base[0].float())
         wanted = noisy(base[1], torch.arange(vocab) if ids is None else ids)

@@ -62,7 +62,7 @@ def test_a_draft_scores_the_words_of_each_text_by_the_targets_output_matrix() ->
     assert draft.base[2, :, 40:].eq(-torch.inf).all()
     part = draft.part([2, 0])
     assert torch.equal(part.base, draft.base[[2, 0]])
-    columns = drafter.vocabulary(part).columns
+    columns = drafter.vocabulary(part).tokens(part.base)
     assert columns is not None
     assert columns[1].tolist() == [*drafter.token_ids.tolist(), *outside[:4]]
 

@@ -107,7 +107,7 @@ def with_words(base: Tensor, head: DominoHead, words: int, seed: int = 0) -> tup
         text = ContextWords(words, frozenset(known), lambda ids: ids[:, None].float(), head.input_part)
         text.read([outside[i] for i in torch.randperm(len(outside), generator=rng).tolist()[: max(words - row, 0)]])
         texts.append(text)
-    extended = Vocabulary(head.d2t, head.target_ids(torch.arange(head.vocab_size)), head).extended(texts, words).head
+    extended = Vocabulary(head.d2t, head).extended(texts).head
     assert extended is not None
     behind = torch.randn(*base.shape[:2], words, generator=rng).to(base.dtype) * 2 + 3
     for row, text in enumerate(texts):

@@ -37,8 +37,8 @@ def couple(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits with each sequence's noise in them, and the factor that corrections to them need.
 
-    `base` `[batch, K, V']` of any float dtype, `token_ids` `[V']` or `[batch, V']` the target ids of its last axis
-    (None: 0 .. V'-1). Sequences without noise stay as they are. Returns fp32 `[batch, K, V']` and `[batch]`.
+    `base` `[batch, K, V']` of any float dtype, `token_ids` `[batch, V']` the target ids of its last axis (None:
+    0 .. V'-1). Sequences without noise stay as they are. Returns fp32 `[batch, K, V']` and `[batch]`.
     """
     scale = torch.tensor([1.0 if known is None else TRUST * SHARPNESS for known in noise], device=base.device)
     fast = base.device.type == "cpu" and base.dtype in (torch.float32, torch.bfloat16) and native.available()
@@ -48,7 +48,7 @@ def couple(
         if known is None:
             coupled[row] = base[row]
         else:
-            ids = token_ids if token_ids is None or token_ids.dim() == 1 else token_ids[row]
+            ids = None if token_ids is None else token_ids[row]
             (_couple_native if fast else _couple)(base[row], known, ids, out=coupled[row])
     return coupled, scale
 

@@ -193,16 +193,12 @@ class Drafter:
             size,
             self._known,
             lambda ids: output[ids.to(device)].to(dtype),
-            None if head is None else lambda ids: head.input_part(ids.to(device)),
+            lambda ids: torch.empty(len(ids), 0) if head is None else head.input_part(ids.to(device)),
         )
 
     def vocabulary(self, draft: Draft) -> Vocabulary:
         """What the columns of a draft's base logits stand for."""
-        own = Vocabulary(self.d2t, self.token_ids, self.head)
-        if not draft.texts:
-            return own
-        assert self.token_ids is not None, "texts have words only beside a draft vocabulary"
-        return own.extended(draft.texts, draft.base.shape[-1] - len(self.token_ids))
+        return Vocabulary(self.d2t, self.head).extended(draft.texts)
 
     def _correction_head(self, tensors: Mapping[str, torch.Tensor]) -> DominoHead:
         used = dict(tensors)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from dominotree.drafters.domino import DominoHead
+from dominotree.drafters.domino import DominoHead, spread, to_target_ids
 
 Look = Callable[[Tensor], Tensor]
 """Token ids `[n]` to a row each."""
@@ -22,69 +23,51 @@ Look = Callable[[Tensor], Tensor]
 class ContextWords:
     """The words of one text, the latest `size` of them; `read` it as it grows."""
 
-    def __init__(self, size: int, known: Set[int], output_rows: Look, input_part: Look | None) -> None:
-        """`known` is the draft vocabulary, `output_rows` gives rows of the target's output matrix, `input_part` those
-        of the correction head's GRU (None: there is no such head).
+    def __init__(self, size: int, known: Set[int], output_rows: Look, input_part: Look) -> None:
+        """`known` is the draft vocabulary; `output_rows` gives rows of the target's output matrix, `[n, H]`, and
+        `input_part` those of the correction head's GRU, `[n, 3G]` (`[n, 0]` without one).
         """
-        self._size, self._known, self._output_rows, self._input_part = size, known, output_rows, input_part
+        self._size, self._known, self._looks = size, known, (output_rows, input_part)
         self._held: list[int] = []
         self._next = 0  # the row that the next word takes
         self._read = 0
-        self._rows: tuple[Tensor, Tensor, Tensor | None] | None = None
+        none = torch.empty(0, dtype=torch.int64)
+        self._ids = none.new_zeros(size)
+        self._tables = [rows.new_zeros(size, *rows.shape[1:]) for rows in (look(none) for look in self._looks)]
 
     def __len__(self) -> int:
         return len(self._held)
 
     def read(self, tokens: Sequence[int]) -> None:
         """Takes in what has come behind the tokens read before."""
-        held = set(self._held)
-        new = [t for t in dict.fromkeys(tokens[self._read :]) if t not in self._known and t not in held]
+        fresh = [t for t in dict.fromkeys(tokens[self._read :]) if t not in self._known and t not in self._held]
         self._read = len(tokens)
-        new = new[-self._size :]
-        if not new:
+        fresh = fresh[-self._size :]
+        if not fresh:
             return
-        places = [(self._next + i) % self._size for i in range(len(new))]
+        places = [(self._next + i) % self._size for i in range(len(fresh))]
         self._next = (places[-1] + 1) % self._size
-        for place, token in zip(places, new, strict=True):
-            if place < len(self._held):
-                self._held[place] = token
-            else:
-                self._held.append(token)
-        self._store(places, new)
+        for place, token in zip(places, fresh, strict=True):
+            self._held[place : place + 1] = [token]
+        ids = torch.tensor(fresh)
+        self._ids[places] = ids
+        for table, look in zip(self._tables, self._looks, strict=True):
+            table[places] = look(ids)
 
     @property
     def ids(self) -> Tensor:
         """Token ids, int64 `[count]`."""
-        return self._table(0)
+        return self._ids[: len(self)]
 
     @property
     def outputs(self) -> Tensor:
         """Rows of the target's output matrix, `[count, H]`."""
-        return self._table(1)
+        return self._tables[0][: len(self)]
 
     @property
     def inputs(self) -> Tensor:
         """The GRU's input parts, fp32 `[count, 3G]`."""
-        return self._table(2)
-
-    def _table(self, which: int) -> Tensor:
-        assert self._rows is not None, "there are no words"
-        table = self._rows[which]
-        assert table is not None, "there is no correction head"
-        return table[: len(self._held)]
-
-    def _store(self, places: Sequence[int], new: Sequence[int]) -> None:
-        ids = torch.tensor(new)
-        rows = (ids, self._output_rows(ids), None if self._input_part is None else self._input_part(ids))
-        if self._rows is None:
-            ids_table, outputs, inputs = (
-                None if row is None else row.new_zeros(self._size, *row.shape[1:]) for row in rows
-            )
-            assert ids_table is not None and outputs is not None
-            self._rows = ids_table, outputs, inputs
-        for table, row in zip(self._rows, rows, strict=True):
-            if table is not None and row is not None:
-                table[list(places)] = row
+        return self._tables[1][: len(self)]
 
 
 @dataclass(frozen=True)
@@ -92,32 +75,29 @@ class Vocabulary:
     """What the columns of a batch's base logits `[B, K, V' + X]` stand for, X = `words`.
 
     Columns from V' on are each sequence's own; `domino.spread` tells them apart, and `d2t` and `head` know them so.
-    `columns` `[V']` or `[B, V' + X]` are target ids, None where those are the columns themselves.
     """
 
     d2t: Tensor | None
-    columns: Tensor | None
     head: DominoHead | None
     words: int = 0
 
-    def extended(self, texts: Sequence[ContextWords], words: int) -> Vocabulary:
-        """The same with the words of a batch's texts behind it, none of which has more than `words`."""
+    def extended(self, texts: Sequence[ContextWords]) -> Vocabulary:
+        """The same with the words of a batch's texts behind it."""
+        words = max((len(text) for text in texts), default=0)
         if not words:
             return self
-        assert self.d2t is not None and self.columns is not None, "a whole vocabulary lacks no word"
-        size, device = len(self.columns), self.columns.device
-        ids = torch.zeros(len(texts), words, dtype=torch.int64)
-        for row, text in enumerate(texts):
-            if len(text):
-                ids[row, : len(text)] = text.ids
-        ids = ids.to(device)
-        d2t = torch.cat([self.d2t, ids.flatten() - torch.arange(size, size + ids.numel(), device=device)])
+        assert self.d2t is not None, "a whole vocabulary lacks no word"
+        ids = pad_sequence([text.ids for text in texts], batch_first=True).flatten().to(self.d2t.device)
+        d2t = torch.cat([self.d2t, ids - torch.arange(len(self.d2t), len(self.d2t) + len(ids), device=ids.device)])
         head = self.head
         if head is not None:
-            inputs = torch.zeros(*ids.shape, 3 * head.state_size, device=device)
-            for row, text in enumerate(texts):
-                if len(text):
-                    inputs[row, : len(text)] = text.inputs
-            head = head.extended(d2t, inputs)
-        columns = torch.cat([self.columns.expand(len(texts), -1), ids], dim=1)
-        return Vocabulary(d2t, columns, head, words)
+            head = head.extended(d2t, pad_sequence([text.inputs for text in texts], batch_first=True))
+        return Vocabulary(d2t, head, words)
+
+    def tokens(self, base: Tensor) -> Tensor | None:
+        """Target ids of the columns of `base`, int64 `[B, V' + X]`; None where those are the columns themselves."""
+        if self.d2t is None:
+            return None
+        batch, vocab = base.shape[0], base.shape[-1]
+        columns = torch.arange(vocab, device=base.device).expand(batch, -1)
+        return to_target_ids(spread(columns, vocab, self.words), self.d2t)

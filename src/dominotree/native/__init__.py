@@ -260,7 +260,7 @@ def rest() -> None:
     """Lets go the threads that the calling thread has had kernels run on, before another takes over.
 
     OpenMP keeps a team for every thread that ever computed. With more of them than processors all sleep between the
-    parts of a pass, and a pass takes half as long again.
+    parts of a pass, and are woken for every one.
     """
     if available():
         library().dt_rest()

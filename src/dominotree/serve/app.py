@@ -288,11 +288,14 @@ class Service:
 
     def _requests(self, body: ChatRequest | CompletionRequest, prompts: Sequence[list[int]]) -> list[Decoding]:
         context, schema = self.engine.decoder.context, body.schema_wanted
-        field = "tools" if body.forced_tools else "response_format"
         drafting = body.drafting(self.engine.drafting, self.engine.pair)
         made = []
         for prompt in prompts:
-            grammars = self._grammars.processors(schema, len(prompt), body.choices, field) if schema is not None else []
+            grammars = (
+                self._grammars.processors(schema, len(prompt), body.choices, body.schema_field)
+                if schema is not None
+                else []
+            )
             for choice in range(body.choices):
                 sampling = body.sampling(choice, context, grammars[choice : choice + 1])
                 prune = grammars[choice].prune if grammars else None

@@ -11,6 +11,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,8 +24,8 @@ log = logging.getLogger("dominotree.serve")
 
 DEFAULT_MAX_BODY = 4 * 2**20
 BODY_TIMEOUT_S = 60.0
-DRAIN_BYTES = 16 * 2**20
-"""How much more of a body that is too large is read: a connection closed before it is empty loses its reply."""
+DRAIN_BYTES, DRAIN_S = 16 * 2**20, 5.0
+"""How much is still read, and for how long, of the body of a request that was refused before."""
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 ANY_HOST = "*"
 _GOOD_ID = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
@@ -63,6 +64,7 @@ class Gate:
         wished = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = wished if _GOOD_ID.fullmatch(wished) else "req-" + secrets.token_hex(8)
         details: dict[str, Any] = {}
+        body = _Body(receive)
         scope.setdefault("state", {}).update(request_id=request_id, log=details)
         status = 0
 
@@ -76,9 +78,10 @@ class Gate:
         try:
             self._check_host(headers)
             self._check_key(scope, headers)
-            body = await self._read(headers, receive)
-            await self._app(scope, _replay(body, receive), tagged)
+            whole = await self._read(headers, body)
+            await self._app(scope, _replay(whole, receive), tagged)
         except ApiError as error:
+            await body.drain()
             await _refuse(error, tagged)
         except Exception as error:
             frames = [f"{f.filename.rsplit('/', 1)[-1]}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
@@ -129,29 +132,45 @@ class Gate:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+    async def _read(self, headers: dict[bytes, bytes], body: _Body) -> bytes:
         too_large = ApiError(413, f"the body is larger than {self._max_body} bytes", code="body_too_large")
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_body + DRAIN_BYTES:
+        if length.isdigit() and int(length) > self._max_body:
             raise too_large
-        body, size = bytearray(), 0
+        whole = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ApiError(400, "the body ended early")
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size <= self._max_body:
-                        body += part
-                    more = message.get("more_body", False)
-                    if size > self._max_body and (not more or size > self._max_body + DRAIN_BYTES):
+                while not body.ended:
+                    whole += await body.more()
+                    if len(whole) > self._max_body:
                         raise too_large
-                    if not more:
-                        return bytes(body)
         except TimeoutError:
             raise ApiError(408, "the body took too long to arrive", code="timeout") from None
+        return bytes(whole)
+
+
+class _Body:
+    """A request's body as it arrives."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.ended = receive, False
+
+    async def more(self) -> bytes:
+        """The next part of it; raises `ApiError` where the client is gone."""
+        message = await self._receive()
+        self.ended = message["type"] == "http.disconnect" or not message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise ApiError(400, "the body ended early")
+        part: bytes = message.get("body", b"")
+        return part
+
+    async def drain(self) -> None:
+        """Takes what is left of it, within bounds: a connection closed before that loses the reply to it."""
+        left = DRAIN_BYTES
+        with suppress(TimeoutError, ApiError):
+            async with asyncio.timeout(DRAIN_S):
+                while not self.ended and left > 0:
+                    left -= len(await self.more())
 
 
 def _is_on(path: str, route: str) -> bool:

@@ -203,7 +203,7 @@ class _Generate(_Body):
     @property
     def schema_field(self) -> str:
         """The field that asks for JSON, as messages name it."""
-        return "tool_choice" if self.forced_tools else "response_format"
+        return "tools" if self.forced_tools else "response_format"
 
     @property
     def forced_tools(self) -> list[FunctionTool]:
@@ -253,7 +253,7 @@ class _Generate(_Body):
     def sampling(self, choice: int, context: int, processors: Sequence[LogitsProcessor] = ()) -> SamplingParams:
         """How the tokens of a choice are drawn: choice i as a request alone would with `seed + i`."""
         if processors and self.ignore_eos:
-            raise InvalidRequest(f"ignore_eos contradicts {self.schema_field}, whose answers end by themselves")
+            raise InvalidRequest(f"ignore_eos contradicts {self.schema_field}: such answers end by themselves")
         seed = None if self.seed is None else (self.seed + choice + 2**63) % 2**64 - 2**63
         top_k = self.top_k or 0
         return SamplingParams(

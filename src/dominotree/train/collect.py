@@ -110,7 +110,8 @@ def collect(
     """Append answers to the corpus in `out`, conversation by conversation; returns how many it then holds.
 
     Conversation i is answered at `temperatures[i % len]` with seed `seed + i`, so a corpus does not depend on
-    when it was stopped. `report(done, total, tokens_per_second)` is called after each batch. What is there
+    when it was stopped. `batch` of them are handed over and kept together, `pair.max_batch` decoded at a time.
+    `report(done, total, tokens_per_second)` is called after each batch. What is there
     already is gone on with; raises `CorpusError` when it was made with other settings.
     """
     store = _Store(
