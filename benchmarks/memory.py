@@ -51,8 +51,7 @@ def main() -> None:
     peak = watch.most
     target, drafter = pair.target, pair.drafter
     assert isinstance(target, DecoderTarget) and drafter is not None
-    linears = [target._head, *(linear for layer in target._layers.layers for linear in layer.linears())]
-    linears += [drafter._head, *(linear for layer in drafter._layers.layers for linear in layer.linears())]
+    linears = [*target._stack.linears(), *drafter._stack.linears()]
     embedding = target.head_weight().numel() * target.head_weight().element_size()
     decoder = next(iter(pair._decoders.values()))
     caches = [decoder._cache, *([] if decoder._drafts is None else [decoder._drafts])]

@@ -59,7 +59,7 @@ def main() -> None:
     print(f"{dtype}, {threads} threads, ms, medians of {args.repeats} interleaved repeats")
 
     tensors = read_tensors(folder)
-    ours = [target._head, *(linear for layer in target._layers.layers for linear in layer.linears())]
+    ours = target._stack.linears()
     names = [name for name, tensor in tensors.items() if tensor.dim() == 2]  # q, k and v apart: a little in our favour
     plain = [tensors[name].to(dtype) for name in names]
     packs = onednn_works(dtype)

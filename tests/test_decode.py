@@ -107,7 +107,7 @@ def test_all_equal_logits_and_a_prompt_of_one_token_decode(target) -> None:  # t
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_weights_are_a_clear_error(method: str, temperature: float) -> None:
     broken = tiny_target("llama")
-    broken._norm[0] = float("nan")
+    broken._stack.norm[0] = float("nan")
     decoder = Decoder(broken, tiny_drafter(broken))
     with pytest.raises(NumericalError, match="NaN"):
         decoder.run([Request(PROMPT, SamplingParams(temperature=temperature), Drafting(method))])

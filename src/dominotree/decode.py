@@ -19,9 +19,8 @@ from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Generation, Request, Round, Stopwatch
 from dominotree.methods import grow
 from dominotree.sampling import check_best
-from dominotree.targets.base import Target
+from dominotree.targets.base import Forward, Target
 from dominotree.targets.cache import SlotCache
-from dominotree.targets.elementwise import argmax_rows
 from dominotree.targets.rows import Segment
 from dominotree.text import TextCodec
 from dominotree.tree.tree import Tree
@@ -164,12 +163,13 @@ class Decoder:
                 trees = dict(zip(trees, self._share(list(trees.values()), len(batch), longest), strict=True))
         with watch.stage("verify"):
             segments = [_segment(g, trees.get(id(g), NO_TREE)) for g in batch]
-            out = self.target.forward(self._cache, segments, feature_layers=self._feature_layers(batch))
-            greedy = argmax_rows(out.logits) if any(g.request.sampling.is_plain_greedy for g in batch) else []
+            greedy = any(generation.request.sampling.is_plain_greedy for generation in batch)
+            layers = self._feature_layers(batch)
+            out = self.target.forward(self._cache, segments, feature_layers=layers, best=greedy)
         kept: list[list[int]] = []
         try:
             with watch.stage("commit"):
-                self._commit(batch, trees, segments, out.logits, greedy, kept)
+                self._commit(batch, trees, segments, out, kept)
         finally:  # a request that fails must not leave those before it without their drafter's context
             with watch.stage("draft"):
                 self._extend_context(batch[: len(kept)], kept, out.features)
@@ -180,15 +180,14 @@ class Decoder:
         batch: Sequence[Generation],
         trees: dict[int, Tree],
         segments: Sequence[Segment],
-        logits: torch.Tensor,
-        greedy: Sequence[int],
+        out: Forward,
         kept: list[list[int]],
     ) -> None:
         """Accepts and keeps each sequence's path; adds its rows, counted through the batch, to `kept`."""
         first = 0
         for generation, segment in zip(batch, segments, strict=True):
             rows = slice(first, first + len(segment.tokens))
-            path = self._accept(generation, trees.get(id(generation), NO_TREE), logits[rows], greedy[rows])
+            path = self._accept(generation, trees.get(id(generation), NO_TREE), out.logits[rows], out.best[rows])
             self._keep(generation, path)
             kept.append([first + row for row in path])
             first = rows.stop

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dominotree.adaptive import Pace
 from dominotree.drafters.words import ContextWords
@@ -15,9 +14,6 @@ from dominotree.methods import Drafting
 from dominotree.sampling import Sampler, SamplingParams, TokenLogprobs
 from dominotree.text import TextCodec, TextStream
 from dominotree.tree.tree import Tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FinishReason = Literal["stop", "length", "abort"]
 STAGES = ("draft", "build", "verify", "commit")
@@ -78,14 +74,24 @@ class Stopwatch:
             for name, ms in self.stage_ms.items():
                 stats.stage_ms[name] += ms
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> _Stage:
         """Times a stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.stage_ms[name] += 1000 * (time.perf_counter() - start)
+        return _Stage(self.stage_ms, name)
+
+
+class _Stage:
+    """Adds the time between enter and exit to what `spent` has under a name."""
+
+    __slots__ = ("_name", "_spent", "_started")
+
+    def __init__(self, spent: dict[str, float], name: str) -> None:
+        self._spent, self._name = spent, name
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._spent[self._name] += 1000 * (time.perf_counter() - self._started)
 
 
 @dataclass(frozen=True)

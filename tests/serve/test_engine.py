@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from dominotree.generation import Request
 from dominotree.sampling import Sampler, SamplingParams
 from dominotree.serve.app import Settings
 from dominotree.serve.engine import Answer, Limits
-from dominotree.targets.elementwise import argmax_rows
+from dominotree.targets.base import Forward
 from serve.conftest import Brake, Served, serving, tiny_pair, until
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -305,8 +306,14 @@ def test_logits_that_are_no_numbers_end_only_the_request_they_belong_to(monkeypa
     expected = Decoder(pair.target, pair.drafter, slots=2, context=256).run(requests)[1].tokens
     spoilt, sound = (decoder.add(request) for request in requests)
     decoder.step()
+    whole = pair.target.forward
+
+    def broken(*args: Any, **options: Any) -> Forward:
+        out = whole(*args, **options)
+        return replace(out, best=[-1, *out.best[1:]])
+
     with monkeypatch.context() as patch:
-        patch.setattr("dominotree.decode.argmax_rows", lambda logits: [-1, *argmax_rows(logits)[1:]])
+        patch.setattr(pair.target, "forward", broken)
         with pytest.raises(NumericalError):
             decoder.step()
     assert spoilt.finish_reason == "abort" and not sound.finished

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=f"no C kernels he
 @pytest.mark.parametrize("variant", ["llama", "llama-mha-wide-heads", "qwen2-three-groups", "qwen3", "llama-bias"])
 def test_one_call_gives_the_bits_of_layer_by_layer(variant: str, dtype: torch.dtype) -> None:
     target = tiny_target(variant, dtype=dtype)
-    if not target._layers.layers[0].qkv.kernel:
+    if not target._stack.layers[0].qkv.kernel:
         pytest.skip("this processor multiplies bf16 itself, so linear layers go through oneDNN")
     found = []
     for together in (True, False):
         if not together:
-            target._layers._native = None
+            target._stack._native = None
         cache = target.new_cache(2, 64)
         target.forward(cache, [Segment(0, 0, [5, 6, 7]), Segment(1, 0, [9, 8])])
         segments = [Segment(0, 3, [4, 3, 2, 1], [0, 0, 1]), Segment(1, 2, [6])]

@@ -104,10 +104,10 @@ def with_words(base: Tensor, head: DominoHead, words: int, seed: int = 0) -> tup
     outside = [token for token in range(2 * head.vocab_size) if token not in known]
     texts = []
     for row in range(base.shape[0]):
-        text = ContextWords(words, frozenset(known), lambda ids: ids[:, None].float(), head.input_part)
+        text = ContextWords(words, frozenset(known), lambda ids: ids[:, None].float(), head.input_part, base.dtype)
         text.read([outside[i] for i in torch.randperm(len(outside), generator=rng).tolist()[: max(words - row, 0)]])
         texts.append(text)
-    extended = Vocabulary(head.d2t, head).extended(texts).head
+    extended = Vocabulary(head.own_d2t, head).extended(texts).head
     assert extended is not None
     behind = torch.randn(*base.shape[:2], words, generator=rng).to(base.dtype) * 2 + 3
     for row, text in enumerate(texts):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from dominotree.drafters.checkpoint import draft_token_ids
 from dominotree.drafters.config import DrafterConfig
@@ -63,7 +62,7 @@ class Drafter:
         hidden = config.hidden_size
         self._fc = weights.linear(["fc"], (hidden,), len(config.target_layer_ids) * hidden)
         self._hidden_norm = weights.take("hidden_norm.weight", (hidden,))
-        self._norm = weights.take("norm.weight", (hidden,))
+        norm = weights.take("norm.weight", (hidden,))
         shape = LayerShape(
             hidden=hidden,
             intermediate=config.intermediate_size,
@@ -75,12 +74,13 @@ class Drafter:
             qkv_bias=config.attention_bias,
             output_bias=config.attention_bias,
         )
-        self._layers = Stack([read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)])
+        layers = [read_layer(weights, f"layers.{i}.", shape) for i in range(config.num_hidden_layers)]
         self._to_context = _context_projection(weights, config)
         self.token_ids = self._draft_tokens(tensors)
         self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
         head = target.head_weight()
-        self._head = Linear(head if self.token_ids is None else head[self.token_ids], dtype=dtype)
+        output = Linear(head if self.token_ids is None else head[self.token_ids], dtype=dtype)
+        self._stack = Stack(layers, norm, output)
         self.head = self._correction_head(tensors) if config.is_domino else None
         self._known = frozenset() if self.token_ids is None else frozenset(self.token_ids.tolist())
         self._attention = attention_kind(dtype, device)
@@ -139,9 +139,11 @@ class Drafter:
         c = self.config
         assert self._rope is not None, "new_cache or reach comes first"
         attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)
+        if self._stack.encodes(attend, features, self._fc, self._hidden_norm, self._to_context):
+            return
         fused = normalise(self._fc(features), self._hidden_norm, c.rms_norm_eps)
         both = self._to_context(fused).chunk(c.num_hidden_layers, dim=1)
-        for i, layer in enumerate(self._layers.layers):
+        for i, layer in enumerate(self._stack.layers):
             attend.keep(i, both[i], layer.head_norms)
 
     @torch.inference_mode()
@@ -169,31 +171,27 @@ class Drafter:
         rows = Rows.blocks(slots, [cache.lengths[slot] for slot in slots], size)
         attend = self._attention(cache, rows, c.num_attention_heads, *self._rope)
         x = self.target.embed(block.flatten())
-        x, _ = self._layers(x, attend)
-        hidden = normalise(x, self._norm, c.rms_norm_eps).view(batch, size, -1)
-        if not c.shift_label:
-            hidden = hidden[:, 1:]
-        base = self._head(hidden.flatten(0, 1)).view(batch, depths, -1)
-        most = max((len(text) for text in texts), default=0)
-        if not most:
-            return Draft(block[:, 0], hidden, base)
-        behind = base.new_full((batch, depths, most), -torch.inf)
-        for row, text in enumerate(texts):  # one by one: a draft must not depend on what else is in the batch
-            if len(text):
-                behind[row, :, : len(text)] = F.linear(hidden[row], text.outputs)
-        return Draft(block[:, 0], hidden, torch.cat([base, behind], dim=-1), texts)
+        picked = None if c.shift_label else [i for i in range(batch * size) if i % size]
+        room = max((len(text) for text in texts), default=0)
+        passed = self._stack(x, attend, picked=picked, room=room)
+        hidden, base = passed.hidden.view(batch, depths, -1), passed.logits.view(batch, depths, -1)
+        if room:
+            for row, text in enumerate(texts):
+                text.score(hidden[row], base[row], room)
+        return Draft(block[:, 0], hidden, base, texts)
 
     def words(self) -> ContextWords | None:
         """A new text's words, to be read and given to `draft`; None for a drafter that has not learned to use them."""
         size, device = self.config.context_vocab_size, self.target.device
         if not size or self.token_ids is None:
             return None
-        output, dtype, head = self.target.head_weight(), self.target.dtype, self.head
+        output, head = self.target.head_weight(), self.head
         return ContextWords(
             size,
             self._known,
-            lambda ids: output[ids.to(device)].to(dtype),
+            lambda ids: output[ids.to(device)],
             lambda ids: torch.empty(len(ids), 0) if head is None else head.input_part(ids.to(device)),
+            self.target.dtype,
         )
 
     def vocabulary(self, draft: Draft) -> Vocabulary:

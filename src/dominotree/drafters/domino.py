@@ -28,12 +28,20 @@ def to_target_ids(draft_ids: Tensor, d2t: Tensor | None) -> Tensor:
     return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
 
 
+def offsets(d2t: Tensor | None, word_ids: Tensor | None) -> Tensor | None:
+    """`d2t` `[V']` with the offsets of words behind it whose target ids are `word_ids` `[n]`."""
+    if d2t is None or word_ids is None:
+        return d2t
+    places = torch.arange(len(d2t), len(d2t) + len(word_ids), device=d2t.device)
+    return torch.cat([d2t, word_ids - places])
+
+
 def spread(columns: Tensor, vocab: int, words: int) -> Tensor:
     """Draft-vocabulary indices of columns `[B, ...]` of base logits with `vocab` columns, no two of different tokens.
 
     The last `words` columns are each sequence's own: sequence b's become `vocab - words + b * words` and so on.
     """
-    if not words:
+    if not words or columns.shape[0] == 1:
         return columns
     own = torch.arange(columns.shape[0], device=columns.device).view(-1, *[1] * (columns.dim() - 1)) * words
     return torch.where(columns >= vocab - words, columns + own, columns)
@@ -75,7 +83,10 @@ class DominoHead:
         self.state_size = gru_hh.shape[1]
         self.rank = proj_in.shape[0]
         self.vocab_size = proj_out.shape[0]
-        self.d2t = None if d2t is None else d2t.to(device=proj_out.device, dtype=torch.int64)
+        self.own_d2t = None if d2t is None else d2t.to(device=proj_out.device, dtype=torch.int64)
+        self.words = 0
+        self.word_ids: Tensor | None = None
+        self.word_inputs: Tensor | None = None
         self._embed = embed
         self._gru_ih = gru_ih.detach().float()
         hidden_half, state_half = torch.split(proj_in.detach().float(), [self.hidden_size, self.state_size], dim=1)
@@ -90,8 +101,6 @@ class DominoHead:
         self.proj_out = proj_out.detach().float() if fits else proj_out.detach()  # [V', E]
         self.kernel_proj_out = proj_out.detach() if proj_out.dtype == torch.bfloat16 else self.proj_out
         self.input_table = self._make_input_table()
-        self.words = 0
-        self.word_inputs: Tensor | None = None
         known = self.target_ids(torch.arange(self.vocab_size, device=proj_out.device))
         self._place = {} if self.input_table is None else {token: i for i, token in enumerate(known.tolist())}
 
@@ -109,15 +118,19 @@ class DominoHead:
         gru_ih, gru_hh, proj_in, proj_out = (named[name] for name in _RELEASED_NAMES)
         return cls(gru_ih, gru_hh, proj_in, proj_out, embed, prefix_len=prefix_len, d2t=named.get("d2t"))
 
-    def extended(self, d2t: Tensor, inputs: Tensor) -> "DominoHead":
+    def extended(self, word_ids: Tensor, inputs: Tensor) -> "DominoHead":
         """The same head with words behind V': tokens that it leaves uncorrected.
 
-        `inputs` `[B, X, 3G]` fp32 are their input parts, X words a sequence, and `d2t` `[V' + B * X]` has the offsets
-        of all.
+        `word_ids` `[B * X]` are the target ids, X words a sequence, and `inputs` `[B, X, 3G]` fp32 the input parts.
         """
         other = copy(self)
-        other.d2t, other.words, other.word_inputs = d2t, inputs.shape[1], inputs.flatten(0, 1).contiguous()
+        other.word_ids, other.words, other.word_inputs = word_ids, inputs.shape[1], inputs.flatten(0, 1)
         return other
+
+    @property
+    def d2t(self) -> Tensor | None:
+        """Offsets int64 `[V' + B * X]` from a draft index to its target id; None where those are the same."""
+        return offsets(self.own_d2t, self.word_ids)
 
     @property
     def has_trie(self) -> bool:

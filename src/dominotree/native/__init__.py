@@ -24,7 +24,7 @@ _VOID_FUNCTIONS = {
     "dt_swiglu": [_P, _P, _I, _N, _N, _I],
     "dt_argmax": [_P, _I, _N, _N, _P, _I],
     "dt_move": [_P, _N, _N, _N, _N, _N, _P, _P, _N],
-    "dt_pack": [_P, _I, _N, _N, _P],
+    "dt_pack": [_P, _I, _N, _N, _N, _P],
     "dt_rest": [],
     "dt_couple": [_P, _I, _N, _N, _P, _P, _F, _F, _P, _I],
 }
@@ -93,6 +93,10 @@ class Pass(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("bf16", ctypes.c_int),
         *[(name, ctypes.c_void_p) for name in ("x", "normed", "delta", "qkv", "gate_up", "active")],
+        *[(name, ctypes.c_int64) for name in ("taps", "picks", "width")],
+        *[(name, ctypes.c_void_p) for name in ("tapped", "features", "picked", "norm", "last")],
+        ("head", ctypes.POINTER(Linear)),
+        *[(name, ctypes.c_void_p) for name in ("logits", "best")],
     ]
 
 
@@ -138,7 +142,7 @@ class Forest(ctypes.Structure):
         *[
             (name, ctypes.c_void_p)
             for name in (
-                "log_prob", "base", "logits", "candidates", "d2t", "hidden", "root", "scale", "from_state",
+                "log_prob", "base", "logits", "candidates", "d2t", "word_ids", "hidden", "root", "scale", "from_state",
                 "from_hidden", "input_table", "word_inputs", "proj_out", "budget", "depth_limit", "calibration", "cost",
                 "token", "parent", "depth", "count", "score", "given",
             )
@@ -231,10 +235,12 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     library.dt_lanes.restype = ctypes.c_int64
     library.dt_bf16.argtypes = []
     library.dt_bf16.restype = ctypes.c_int
-    library.dt_linear.argtypes = [_P, _P, _P, _I, _N, _I]
+    library.dt_linear.argtypes = [_P, _P, _P, _I, _N, _N, _I]
     library.dt_linear.restype = ctypes.c_int
-    library.dt_layers.argtypes = [_P, _N, _N, _P, _P, _P, _I]
+    library.dt_layers.argtypes = [_P, _N, _P, _P, _P, _I]
     library.dt_layers.restype = ctypes.c_int
+    library.dt_encode.argtypes = [_P, _P, _F, _P, _P, _N, _P, _P, _P, _N, _P, _I]
+    library.dt_encode.restype = ctypes.c_int
     for function, arguments in _VOID_FUNCTIONS.items():
         getattr(library, function).argtypes = arguments
         getattr(library, function).restype = None

@@ -23,29 +23,29 @@ int64_t dt_lanes(void) { return LANES; }
 /* Values between one panel and the next. bf16 weights lie in pairs of input features, [ceil(in / 2), LANES, 2]. */
 static inline int64_t plane(const Linear *a) { return (a->bf16 ? a->in + a->in % 2 : a->in) * LANES; }
 
-/* weight [out, in] -> panels [ceil(out / LANES), in, LANES] or, in bf16, [.., ceil(in / 2), LANES, 2]; zero beyond. */
-void dt_pack(const void *weight, int bf16, int64_t out, int64_t in, void *panels) {
-    const Linear a = {.in = in, .out = out, .bf16 = bf16};
-    const int64_t count = (out + LANES - 1) / LANES;
-    memset(panels, 0, (size_t)(count * plane(&a)) * (bf16 ? 2 : 4));
-    for (int64_t o = 0; o < out; o++)
+/* weight [count, in], of output features `first` and on, into panels [ceil(out / LANES), in, LANES] or, in bf16,
+ * [.., ceil(in / 2), LANES, 2], which are zero elsewhere. */
+void dt_pack(const void *weight, int bf16, int64_t first, int64_t count, int64_t in, void *panels) {
+    const Linear a = {.in = in, .bf16 = bf16};
+    for (int64_t o = 0; o < count; o++)
         for (int64_t k = 0; k < in; k++) {
-            const int64_t panel = o / LANES * plane(&a), j = o % LANES;
+            const int64_t panel = (first + o) / LANES * plane(&a), j = (first + o) % LANES;
             if (bf16) ((uint16_t *)panels)[panel + k / 2 * 2 * LANES + 2 * j + k % 2] = ((const uint16_t *)weight)[o * in + k];
             else ((float *)panels)[panel + k * LANES + j] = ((const float *)weight)[o * in + k];
         }
 }
 
-/* Where a pass reads and writes: x [rows, in], in fp32 or as pairs of bf16, y [rows, out]. */
+/* Where a pass reads and writes: x [rows, in], in fp32 or as pairs of bf16, y [rows, stride]. */
 typedef struct {
     const void *x;
     void *y;
     int y_bf16;
+    int64_t stride;
 } Ends;
 
 /* Adds the bias to LANES sums of one row and writes those that exist. */
 static inline void finish(const Linear *a, const Ends *io, int64_t row, int64_t panel, vf y) {
-    const int64_t from = panel * LANES, left = a->out - from, to = row * a->out + from;
+    const int64_t from = panel * LANES, left = a->out - from, to = row * io->stride + from;
     if (left >= LANES) {
         if (a->bias) y += *(const vf *)(a->bias + from);
         store(io->y, io->y_bf16, to, y);
@@ -213,8 +213,9 @@ int dt_bf16(void) {
     return 0;
 }
 
-/* y [rows, out] = x [rows, in] W^T + b, x and y both bf16 or both fp32. Returns 0, or 1 when memory ran out. */
-int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, int threads) {
+/* y [rows, stride], of which the first `out`, = x [rows, in] W^T + b, x and y both bf16 or both fp32. Returns 0, or 1 when
+ * memory ran out. */
+int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, int64_t stride, int threads) {
     const int paired = bf16 && a->bf16 && a->in % 2 == 0 ? dt_bf16() : 0;
     const int kind = paired ? PAIRED : a->bf16 ? WIDENED : WIDE_WEIGHTS;
     float *wide = 0;
@@ -223,7 +224,7 @@ int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, i
         if (!wide) return 1;
         for (int64_t i = 0; i < rows * a->in; i++) wide[i] = widen(((const uint16_t *)x)[i]);
     }
-    const Ends io = {wide ? wide : x, y, bf16};
+    const Ends io = {wide ? wide : x, y, bf16, stride};
     int64_t panels = (a->out + LANES - 1) / LANES, most = BLOCK;
 #if TILED
     const int tiled = paired == 2 && a->in % DEPTH == 0;

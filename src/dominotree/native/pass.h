@@ -37,10 +37,11 @@ typedef struct {
 
 void dt_add_norm(void *x, const void *delta, const void *weight, void *out, int bf16, int64_t rows, int64_t dim,
                  float eps, int threads);
+void dt_argmax(const void *values, int bf16, int64_t rows, int64_t width, int64_t *index, int threads);
 void dt_swiglu(const void *gate_up, void *out, int bf16, int64_t rows, int64_t dim, int threads);
 void dt_rope_store(const RopeStore *a, int threads);
 int dt_attend(const Attention *a, int64_t rows, int threads);
 int dt_bf16(void);
-int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, int threads);
+int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, int64_t stride, int threads);
 
 #endif

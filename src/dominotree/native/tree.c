@@ -18,7 +18,8 @@ typedef struct {
     const float *logits;        /* [sequences, levels, width] those of the candidates; null: base is */
     const int64_t *candidates;  /* [sequences, levels, width] draft-vocabulary indices, sequence b's words from V' + b X on;
                                  * null: all */
-    const int64_t *d2t;         /* [V' + sequences X] from a draft index to its target id, as an offset; null: the index is the id */
+    const int64_t *d2t;         /* [V'] from a draft index to its target id, as an offset; null: the index is the id */
+    const int64_t *word_ids;    /* [sequences X] target ids of words; null: d2t goes on */
     const void *hidden;         /* [sequences, levels, H] the backbone's output */
     const float *root;          /* [sequences, 3G] input parts of the roots */
     const float *scale;         /* [sequences] factor of every correction; null: 1 */
@@ -90,6 +91,12 @@ static void gru(int64_t size, const float *state, const float *recurrent, const 
 static inline int64_t draft_id(const Forest *f, int64_t at, int64_t place) {
     if (f->candidates) return f->candidates[at * f->width + place];
     return place < f->vocab - f->words ? place : place + at / f->levels * f->words;
+}
+
+static inline int64_t target_id(const Forest *f, int64_t id) {
+    const int64_t word = id - (f->vocab - f->words);
+    if (f->word_ids && word >= 0) return f->word_ids[word];
+    return f->d2t ? id + f->d2t[id] : id;
 }
 
 static inline const float *input_of(const Forest *f, int64_t id) {
@@ -215,7 +222,7 @@ static int grow_tree(const Forest *f, int64_t b) {
     f->count[b] = 0;
     if (budget <= 0 || limit <= 0) return 0;
     const int64_t most = budget < f->width ? budget : f->width, record = f->state + f->columns;
-    const int64_t nodes = budget + 1, wide = f->width + LANES; /* the root is node 0 */
+    const int64_t nodes = budget, wide = f->width + LANES; /* the root is node 0 */
     float *records = malloc((size_t)(nodes * record + f->rank + wide + f->hidden_size + limit * f->ranks) * sizeof(float) + 64);
     Child *sorted = malloc((size_t)(nodes * most + 2 * f->width) * sizeof(Child));
     int64_t *cursor = calloc((size_t)(3 * nodes + limit), sizeof(int64_t));
@@ -225,7 +232,7 @@ static int grow_tree(const Forest *f, int64_t b) {
     float *inner = records + nodes * record, *log_prob = inner + f->rank, *input = log_prob + wide;
     float *parts = input + f->hidden_size;
     Child *scratch = sorted + nodes * most;
-    for (int64_t taken = 0; !failed; taken++) { /* node `taken` (0: the root) was taken last: its children come next */
+    for (int64_t taken = 0; !failed && taken < budget; taken++) { /* node `taken` (0: the root) was taken last: its children come next */
         const int64_t node = taken - 1, below = taken ? depth[node] + 1 : 0, at = b * f->levels + below;
         if (below < limit) {
             float *own = records + taken * record;
@@ -251,7 +258,6 @@ static int grow_tree(const Forest *f, int64_t b) {
             }
             known[taken] = sort_children(f, below, taken ? score[node] : 0.0f, given, most, scratch, sorted + taken * most);
         }
-        if (taken == budget) break;
         int64_t best = -1, best_depth = 0;
         float best_score = -INFINITY;
         for (int64_t i = 0; i <= taken; i++) {
@@ -267,8 +273,8 @@ static int grow_tree(const Forest *f, int64_t b) {
         gained = more;
         const Child *chosen = &sorted[best * most + cursor[best]++];
         const int64_t id = draft_id(f, b * f->levels + best_depth, chosen->place);
-        chosen_id[taken + 1] = id;
-        token[taken] = f->d2t ? id + f->d2t[id] : id;
+        if (taken + 1 < budget) chosen_id[taken + 1] = id;
+        token[taken] = target_id(f, id);
         parent[taken] = best - 1;
         depth[taken] = best_depth;
         score[taken] = chosen->score;

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import torch
@@ -131,15 +131,38 @@ class NativeAttention:
             raise MemoryError("attention ran out of memory")
         return out
 
-    def layers(
-        self, weights: ctypes.Array[native.Layer], shape: LayerShape, x: torch.Tensor
-    ) -> Callable[[int, int], None]:
-        """A function that takes `x` `[rows, hidden]`, in place, through layers first .. last - 1 of `weights`."""
+    def encode(
+        self,
+        layers: ctypes.Array[native.Layer],
+        features: torch.Tensor,
+        fuse: native.Linear,
+        norm: torch.Tensor,
+        project: native.Linear,
+        eps: float,
+    ) -> None:
+        """Stores the keys and values of all `layers` for `features` `[rows, width]`: fused, normed, projected."""
+        store, cache = self._store, self._cache
+        both = torch.empty(len(features) * (fuse.out_features + project.out_features), dtype=features.dtype)
+        behind = both.data_ptr() + len(features) * fuse.out_features * both.element_size()
+        store.keys, store.values = cache.keys.data_ptr(), cache.values.data_ptr()
+        store.bf16, store.eps = int(features.dtype == torch.bfloat16), eps
+        failed = self._library.dt_encode(
+            ctypes.byref(fuse), norm.data_ptr(), eps, ctypes.byref(project), ctypes.byref(layers), len(layers),
+            features.data_ptr(), both.data_ptr(), behind, self._layer_bytes, ctypes.byref(store), self._threads,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("a pass ran out of memory")
+
+    def run(self, layers: ctypes.Array[native.Layer], shape: LayerShape, x: torch.Tensor, **ends: object) -> None:
+        """Takes `x` `[rows, hidden]`, in place, through `layers` and on to the head; `ends` are the fields of
+        `native.Pass` that say what is wanted of it.
+        """
         rows, hidden = x.shape
-        attended, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        attended, kv, size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, x.element_size()
         widths = [hidden, hidden, attended + 2 * kv, 2 * shape.intermediate, shape.intermediate, attended, attended]
-        scratch = [x.new_empty(rows, width) for width in widths]
-        normed, delta, qkv, gate_up, active, q, out = (buffer.data_ptr() for buffer in scratch)
+        places = list(accumulate((-(-rows * width * size // 64) * 64 for width in widths), initial=0))
+        scratch = torch.empty(places[-1], dtype=torch.uint8)
+        normed, delta, qkv, gate_up, active, q, out = (scratch.data_ptr() + place for place in places[:-1])
         bf16 = int(x.dtype == torch.bfloat16)
         args, store = self._args, self._store
         args.q, args.out, args.q_bf16 = q, out, bf16
@@ -147,19 +170,14 @@ class NativeAttention:
         store.qkv, store.q_out, store.stride, store.bf16, store.eps = qkv, q, attended + 2 * kv, bf16, shape.eps
         buffers = native.Pass(
             rows, hidden, shape.intermediate, self._layer_bytes, shape.eps, bf16,
-            x.data_ptr(), normed, delta, qkv, gate_up, active,
+            x.data_ptr(), normed, delta, qkv, gate_up, active, **ends,
         )  # fmt: skip
-
-        def run(first: int, last: int) -> None:
-            assert scratch  # kept while the pointers are in use
-            failed = self._library.dt_layers(
-                ctypes.byref(weights), first, last, ctypes.byref(buffers), ctypes.byref(args), ctypes.byref(store),
-                self._threads,
-            )  # fmt: skip
-            if failed:
-                raise MemoryError("a pass ran out of memory")
-
-        return run
+        failed = self._library.dt_layers(
+            ctypes.byref(layers), len(layers), ctypes.byref(buffers), ctypes.byref(args), ctypes.byref(store),
+            self._threads,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("a pass ran out of memory")
 
 
 def _at(values: Ints) -> int:

@@ -17,11 +17,13 @@ class Forward:
     """What a pass returns, rows flattened in the order of its segments.
 
     `logits` `[rows asked for, vocab]` in the target's dtype; `features` `[rows, len(feature_layers) * hidden]`, the
-    outputs of those decoder layers side by side, or None when no layer was asked for.
+    outputs of those decoder layers side by side, or None when no layer was asked for; `best` the first place of the
+    largest logit of each row, -1 where it holds a NaN, if asked for.
     """
 
     logits: torch.Tensor
     features: torch.Tensor | None
+    best: Sequence[int] = ()
 
 
 class Lender(Protocol):
@@ -60,9 +62,10 @@ class Target(Lender, Protocol):
         *,
         feature_layers: Sequence[int] = (),
         last_only: bool = False,
+        best: bool = False,
     ) -> Forward:
         """Runs the rows of `segments`; their keys and values go to the columns behind the committed ones.
 
-        `last_only`: logits of each segment's last row only.
+        `last_only`: logits of each segment's last row only. `best`: which are the largest, too.
         """
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch.nn import functional as F
@@ -12,7 +13,6 @@ from dominotree.targets.attention import Attention, LayerShape, TorchAttention, 
 from dominotree.targets.base import Forward
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import TargetConfig, rope_table
-from dominotree.targets.elementwise import normalise
 from dominotree.targets.layer import Weights, read_layer
 from dominotree.targets.linear import Linear
 from dominotree.targets.rows import Rows, Segment
@@ -57,16 +57,16 @@ class DecoderTarget:
             output_bias=config.output_bias,
             mlp_bias=config.mlp_bias,
         )
-        self._layers = Stack([read_layer(weights, f"model.layers.{i}.", shape) for i in range(config.num_layers)])
-        self._norm = weights.take("model.norm.weight", (config.hidden_size,))
+        layers = [read_layer(weights, f"model.layers.{i}.", shape) for i in range(config.num_layers)]
+        norm = weights.take("model.norm.weight", (config.hidden_size,))
         tied = config.tie_embeddings or "lm_head.weight" not in tensors
         if tied and not config.tie_embeddings:
             raise UnsupportedModel("lm_head.weight is missing though tie_word_embeddings is false")
         self._head_weight = self._embedding if tied else weights.stored("lm_head.weight", self._embedding.shape)
-        self._head = Linear(self._head_weight, dtype=dtype)
-        linears = [self._head, *(linear for layer in self._layers.layers for linear in layer.linears())]
-        self._least_rows = max(linear.least_rows for linear in linears)
-        self.row_invariant = all(linear.row_invariant for linear in linears) and self._kind is not TorchAttention
+        self._stack = Stack(layers, norm, Linear(self._head_weight, dtype=dtype))
+        self._least_rows = max(linear.least_rows for linear in self._stack.linears())
+        same_bits = all(linear.row_invariant for linear in self._stack.linears())
+        self.row_invariant = same_bits and self._kind is not TorchAttention
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
         """See `Target.new_cache`. Keys and values are kept in the model's dtype (fp16 on a CPU: fp32)."""
@@ -93,6 +93,7 @@ class DecoderTarget:
         *,
         feature_layers: Sequence[int] = (),
         last_only: bool = False,
+        best: bool = False,
     ) -> Forward:
         """See `Target.forward`."""
         for segment in segments:
@@ -104,13 +105,10 @@ class DecoderTarget:
         assert self._rope is not None, "new_cache comes first"
         attend: Attention = self._kind(cache, rows, self.config.num_heads, *self._rope)
         x = self.embed(torch.from_numpy(rows.tokens).to(self.device))
-        x, tapped = self._layers(x, attend, feature_layers)
-        features = torch.cat([tapped[i][:count] for i in feature_layers], dim=-1) if feature_layers else None
-        eps = self.config.rms_norm_eps
+        picked = None
         if last_only:
-            ends = torch.tensor([len(segment.tokens) for segment in segments]).cumsum(0) - 1
-            ends = ends.repeat(2)[: max(self._least_rows, len(ends))]
-            logits = self._head(normalise(x[ends.to(self.device)], self._norm, eps))[: len(segments)]
-        else:
-            logits = self._head(normalise(x, self._norm, eps))[:count]
-        return Forward(logits, features)
+            ends = [end - 1 for end in accumulate(len(segment.tokens) for segment in segments)]
+            picked = (ends * 2)[: max(self._least_rows, len(ends))]
+        passed = self._stack(x, attend, taps=feature_layers, picked=picked, best=best)
+        features, wanted = passed.features, len(segments) if last_only else count
+        return Forward(passed.logits[:wanted], None if features is None else features[:count], passed.best[:wanted])

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 
 import torch
@@ -30,12 +34,10 @@ class Linear:
         self.kernel: native.Linear | None = None
         """What the C kernels need of it; None where they do not compute it."""
         self._onednn = False
+        if _kernels_serve(dtype, weight.device):
+            self._pack(weight if weight.dtype == torch.bfloat16 else weight.to(dtype))
+            return
         if weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
-            if native.available() and (
-                dtype == torch.float32 or native.multiplies_bf16() or not onednn_works(torch.bfloat16)
-            ):
-                self._pack(weight if weight.dtype == torch.bfloat16 else weight.to(dtype))
-                return
             self._onednn = onednn_works(dtype)
         weight = weight.to(dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self._onednn else weight
@@ -69,12 +71,12 @@ class Linear:
             narrow = weight.to(torch.bfloat16)
             weight = narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
         weight = weight.contiguous()
-        lanes = native.library().dt_lanes()
-        inputs = self.in_features + (self.in_features % 2 if weight.dtype == torch.bfloat16 else 0)  # in pairs
-        self._weight = weight.new_empty(-(-self.out_features // lanes) * lanes * inputs)
+        self._weight = _panels(self.out_features, self.in_features, weight.dtype)
         self._bias = None if self.bias is None else self.bias.float().contiguous()
         bf16 = weight.dtype == torch.bfloat16
-        native.library().dt_pack(weight.data_ptr(), bf16, self.out_features, self.in_features, self._weight.data_ptr())
+        native.library().dt_pack(
+            weight.data_ptr(), bf16, 0, self.out_features, self.in_features, self._weight.data_ptr()
+        )
         self.kernel = native.Linear(
             self.in_features, self.out_features, bf16, self._weight.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
@@ -88,7 +90,7 @@ class Linear:
         out = x.new_empty(x.shape[0], self.out_features)
         bf16 = x.dtype == torch.bfloat16
         failed = self._call(
-            ctypes.byref(kernel), x.data_ptr(), out.data_ptr(), bf16, x.shape[0], torch.get_num_threads()
+            ctypes.byref(kernel), x.data_ptr(), out.data_ptr(), bf16, *out.shape, torch.get_num_threads()
         )
         if failed:
             raise MemoryError("a linear layer ran out of memory")
@@ -97,6 +99,100 @@ class Linear:
     def _pointwise(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self.bias, "none", [], "")
         return out
+
+
+class GrowingLinear:
+    """A linear layer without bias whose output features are put in place one by one; the kernel gives the same bits as
+    a `Linear` that has them.
+    """
+
+    def __init__(
+        self, most: int, in_features: int, weight_dtype: torch.dtype, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """For up to `most` outputs, weights that come in `weight_dtype`, and `x` of `dtype`."""
+        self._kernel: native.Linear | None = None
+        if _kernels_serve(dtype, device):
+            self._dtype = torch.bfloat16 if torch.bfloat16 in (weight_dtype, dtype) else torch.float32
+            self._weight = _panels(most, in_features, self._dtype)
+            bf16 = self._dtype == torch.bfloat16
+            self._kernel = native.Linear(in_features, most, bf16, self._weight.data_ptr(), None)
+        else:
+            self._dtype = dtype
+            self._weight = torch.zeros(most, in_features, dtype=dtype, device=device)
+
+    def put(self, places: Sequence[int], weight: torch.Tensor) -> None:
+        """Sets the weights of some outputs, `[len(places), in_features]`."""
+        weight = weight.to(self._dtype).contiguous()
+        if self._kernel is None:
+            self._weight[list(places)] = weight
+            return
+        _, inputs = weight.shape
+        for place, row in zip(places, weight, strict=True):
+            native.library().dt_pack(
+                row.data_ptr(), self._kernel.weight_bf16, place, 1, inputs, self._weight.data_ptr()
+            )
+
+    def fill(self, x: torch.Tensor, out: torch.Tensor, first: int, count: int) -> None:
+        """Writes what the first `count` outputs are for `x` `[rows, in_features]` to columns `first` and on of `out`
+        `[rows, columns]`, both contiguous and of one dtype.
+        """
+        if self._kernel is None:
+            out[:, first : first + count] = F.linear(x, self._weight[:count])
+            return
+        self._kernel.out_features = count
+        failed = native.library().dt_linear(
+            ctypes.byref(self._kernel), x.data_ptr(), out.data_ptr() + first * out.element_size(),
+            x.dtype == torch.bfloat16, *out.shape, torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("a linear layer ran out of memory")
+
+
+def _kernels_serve(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether our C kernel multiplies rows of `dtype`."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not native.available():
+        return False
+    return dtype == torch.float32 or native.multiplies_bf16() or not onednn_works(torch.bfloat16)
+
+
+def _panels(out_features: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    """Room for weights in the kernel's order."""
+    lanes = native.library().dt_lanes()
+    inputs = in_features + (in_features % 2 if dtype == torch.bfloat16 else 0)  # in pairs
+    return _weights.zeros(-(-out_features // lanes) * lanes * inputs, dtype)
+
+
+class _Arena:
+    """Zeroed memory for weights in large pages, where the system has them: a pass reads all of it, and a processor
+    remembers the places of few small pages.
+    """
+
+    CHUNK = 2**25
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunk, self._used = torch.empty(0, dtype=torch.uint8), 0
+
+    def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """`[count]`; what is handed out together is given back together."""
+        size = -(-count * dtype.itemsize // 64) * 64
+        with self._lock:
+            if self._used + size > len(self._chunk):
+                self._chunk, self._used = _in_large_pages(max(size, self.CHUNK)), 0
+            piece = self._chunk[self._used : self._used + count * dtype.itemsize]
+            self._used += size
+        return piece.view(dtype)
+
+
+def _in_large_pages(size: int) -> torch.Tensor:
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+_weights = _Arena()
 
 
 @cache

@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from dominotree.errors import InvalidRequest, UnsupportedModel
 from dominotree.targets.base import Forward
 from dominotree.targets.cache import SlotCache
+from dominotree.targets.elementwise import argmax_rows
 from dominotree.targets.rows import Rows, Segment
 
 log = logging.getLogger("dominotree")
@@ -185,12 +186,14 @@ class TransformersTarget:
         *,
         feature_layers: Sequence[int] = (),
         last_only: bool = False,
+        best: bool = False,
     ) -> Forward:
         """See `Target.forward`; every segment is a pass of its own."""
         assert isinstance(cache, ModelCache), "a cache comes from new_cache"
         passes = [self._run(cache, segment, feature_layers, last_only) for segment in segments]
         features = [out.features for out in passes if out.features is not None]
-        return Forward(torch.cat([out.logits for out in passes]), torch.cat(features) if features else None)
+        logits = torch.cat([out.logits for out in passes])
+        return Forward(logits, torch.cat(features) if features else None, argmax_rows(logits) if best else ())
 
     def _run(self, cache: ModelCache, segment: Segment, feature_layers: Sequence[int], last_only: bool) -> Forward:
         count, start = len(segment.tokens), segment.start

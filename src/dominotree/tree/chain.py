@@ -64,7 +64,8 @@ def _native_chain(
 ) -> Trees:
     """The chain as a tree whose nodes have one child each, out of all V' candidates."""
     batch, levels, _ = base.shape
-    trie = Trie(None, head.d2t, PathDependence(base.detach(), None, hidden, root_ids, scale, head))
+    path = PathDependence(base.detach(), None, hidden, root_ids, scale, head)
+    trie = Trie(None, head.own_d2t, path, head.word_ids)
     depths = [min(depth, levels) for depth in per_sequence(max_depth, batch, levels, "max_depth")]
     return build_heap(trie, depths, 1, depths)
 

@@ -40,12 +40,14 @@ class Trie:
     """The scores of a round's tries, on the CPU: log-probabilities `[B, K, M]` fp32 for all paths, or what makes them.
 
     `candidates` `[B, K, M]` int64 draft-vocabulary indices, None: 0 .. M-1. `d2t` `[V']` int64 are the offsets from
-    draft indices to target ids, None where those are the same.
+    draft indices to target ids, None where those are the same; indices from V' on are words, with their ids in
+    `word_ids`, if that is given.
     """
 
     candidates: Tensor | None
     d2t: Tensor | None
     scores: Tensor | PathDependence
+    word_ids: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -85,7 +87,7 @@ def build_heap(
         score=score.data_ptr(),
         given=given.data_ptr(),
     )
-    held = _point(forest, candidates=trie.candidates, d2t=trie.d2t)
+    held = _point(forest, candidates=trie.candidates, d2t=trie.d2t, word_ids=trie.word_ids)
     if isinstance(trie.scores, PathDependence):
         held += _fill_path(forest, trie.scores)
     else:
@@ -105,7 +107,7 @@ def build_heap(
 
 def trimmed(trees: Trees) -> Trees:
     """The same trees with no more rows than the largest has."""
-    size = int(trees.count.max()) if trees.batch else 0
+    size = max(trees.count.tolist(), default=0)
     if size == trees.size:
         return trees
     return replace(

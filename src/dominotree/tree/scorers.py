@@ -198,7 +198,7 @@ class ConditionalScorer:
         if not head.has_trie:
             return None
         path = PathDependence(self._base, self._logits, self._hidden, self._root_ids, self._scale, head)
-        return Trie(self.candidates, head.d2t, path)
+        return Trie(self.candidates, head.own_d2t, path, head.word_ids)
 
     def _corrected_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
         """Corrected logits `[L, M]`."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,13 +92,16 @@ class Trees:
 
     def single(self, b: int) -> "Tree":
         """Tree b as Python lists, padding dropped."""
-        n = int(self.count[b])
-        parent, score = self.parent[b, :n].tolist(), self.score[b, :n].tolist()
+        token, parent, depth, score, given = (column[b][: self._lists[0][b]] for column in self._lists[1:])
         if self.given is None:
-            given = [exp(s - (score[p] if p >= 0 else 0.0)) for s, p in zip(score, parent, strict=True)]
-        else:
-            given = [exp(log_prob) for log_prob in self.given[b, :n].tolist()]
-        return Tree(self.token[b, :n].tolist(), parent, self.depth[b, :n].tolist(), score, given)
+            given = [s - (score[p] if p >= 0 else 0.0) for s, p in zip(score, parent, strict=True)]
+        return Tree(token, parent, depth, score, [exp(log_prob) for log_prob in given])
+
+    @cached_property
+    def _lists(self) -> list[list[Any]]:
+        """Counts, tokens, parents, depths, scores and `given` (if there is any) as Python lists."""
+        given = self.score if self.given is None else self.given
+        return [column.tolist() for column in (self.count, self.token, self.parent, self.depth, self.score, given)]
 
 
 @dataclass(frozen=True)
