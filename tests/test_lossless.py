@@ -46,12 +46,16 @@ def plain(target: Target, prompt: list[int], sampling: SamplingParams) -> Genera
 
 
 def exact_target(variant: str, dtype: torch.dtype, seed: int = 0):  # type: ignore[no-untyped-def]
+    if dtype == torch.int8:
+        if not native.available():
+            pytest.skip(f"int8 weights need the C kernels: {native.reason()}")
+        return tiny_target(variant, dtype=random.Random(seed).choice([torch.float32, torch.bfloat16]), int8=True, seed=seed)
     if dtype == torch.bfloat16 and not native.available():
         return tiny_target(variant, dtype=dtype, exact=True, seed=seed)
     return tiny_target(variant, dtype=dtype, seed=seed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "ar"])
 def test_every_method_equals_plain_decoding(method: str, dtype: torch.dtype) -> None:
     rng = random.Random(method)

@@ -38,7 +38,7 @@ def pairs() -> dict[str, dt.Pair]:
 
 def load(pairs: dict[str, dt.Pair], dtype: str) -> dt.Pair:
     if dtype not in pairs:
-        if dtype == "bfloat16" and not native.available():
+        if dtype != "float32" and not native.available():
             pytest.skip(f"bf16 is compared bit for bit through the C kernels, and {native.reason()}")
         pairs[dtype] = dt.load(dtype=dtype, progress=False)
         assert pairs[dtype].target.row_invariant or not native.available()
@@ -60,7 +60,7 @@ def test_logits_match_transformers_in_fp32(pairs: dict[str, dt.Pair]) -> None:
         torch.testing.assert_close(got, expected, atol=5e-4, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_methods_equal_plain_decoding_on_a_few_prompts(
     pairs: dict[str, dt.Pair], dtype: str, temperature: float

@@ -137,7 +137,7 @@ def profile_key(name: str, target: Target, drafter: Drafter) -> dict[str, Any]:
         "target": name,
         "layers": target.num_layers,
         "drafter": [c.num_hidden_layers, c.block_size, c.draft_length, c.gru_hidden_dim, c.scored_vocab_size],
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.precision,
         "device": str(target.device),
         "threads": torch.get_num_threads(),
         "sequences": SEQUENCES,

@@ -11,7 +11,8 @@ import torch
 
 from dominotree.errors import InvalidRequest
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+"""What weights can be kept in. int8 are rounded ones, on a CPU; activations then have the dtype that `auto` takes."""
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 

@@ -68,10 +68,12 @@ def test_a_tree_equals_each_of_its_paths_run_alone(nodes: int, exact: bool | Non
 def bitwise_target(variant: str, dtype: torch.dtype, exact: bool):  # type: ignore[no-untyped-def]
     if not exact and not native.available():
         pytest.skip(native.reason())
+    if dtype == torch.int8:
+        return tiny_target(variant, dtype=torch.bfloat16, int8=True, max_position_embeddings=1024)
     return tiny_target(variant, dtype=dtype, exact=True if exact else None, max_position_embeddings=1024)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("variant", ["llama", "llama-mha-wide-heads", "qwen2-three-groups", "qwen3", "llama-bias"])
 def test_a_rows_logits_have_the_same_bits_whatever_shares_the_pass(variant: str, dtype: torch.dtype) -> None:
     """Decoded one by one, in one prefill, as nodes of trees and beside other sequences: bit for bit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dominotree import native
 from dominotree.targets.linear import Linear
 from lesser import FEWER, kernels_without
 
@@ -45,6 +46,39 @@ def test_equals_a_plain_matmul_and_keeps_a_rows_bits(
             assert torch.equal(linear(x[-rows:]), whole[-rows:]), rows
 
 
+@pytest.mark.skipif(not native.available(), reason=f"no C kernels here: {native.reason()}")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_weights_are_multiplied_as_they_were_rounded(
+    shape: tuple[int, int], bias: bool, dtype: torch.dtype
+) -> None:
+    out, width = shape
+    generator = torch.Generator().manual_seed(out)
+    scale = 2.0 ** torch.randint(-6, 3, (out, 1), generator=generator)
+    weight = torch.randint(-127, 128, (out, width), generator=generator) * scale
+    weight[:, 0] = 127 * scale[:, 0]  # so that rounding keeps every one
+    b = torch.randn(out, generator=generator).to(dtype) if bias else None
+    linear = Linear(weight.to(dtype), b, int8=True)
+    assert linear.nbytes < weight.numel() + 16 * 2 * width + 64
+    x = torch.randn(max(ROWS), width, generator=generator).to(dtype)
+    whole = linear(x)
+    exact = x.double() @ weight.double().T + (0 if b is None else b.double())
+    error = 1e-5 if dtype == torch.float32 else 0.01
+    torch.testing.assert_close(whole.double(), exact, atol=error * 127 * width**0.5, rtol=error)
+    for rows in ROWS:
+        assert torch.equal(linear(x[:rows]), whole[:rows]), rows
+        assert torch.equal(linear(x[-rows:]), whole[-rows:]), rows
+
+
+@pytest.mark.skipif(not native.available(), reason=f"no C kernels here: {native.reason()}")
+def test_rounding_to_int8_is_off_by_half_a_step_at_most() -> None:
+    weight = torch.cat([torch.randn(33, 40), torch.zeros(1, 40), torch.full((1, 40), 1e-30)])
+    found = Linear(weight, int8=True)(torch.eye(40)).T
+    assert ((found - weight).abs() <= weight.abs().amax(dim=1, keepdim=True) / 254 * 1.001).all()
+    assert found[33].eq(0).all()
+
+
 def test_a_result_is_that_of_fp32_arithmetic_however_the_weights_are_kept() -> None:
     """Weights that bf16 holds are stored in it; the same ones with one more, which it does not hold, are not."""
     linear, _ = layer(64, 96, torch.float32, bias=False, coarse=True)
@@ -77,3 +111,4 @@ def test_kernels_for_lesser_processors_compute_the_same(monkeypatch: pytest.Monk
             for shape in SHAPES:
                 for coarse in (True, False):
                     test_equals_a_plain_matmul_and_keeps_a_rows_bits(shape, True, coarse, dtype)
+                test_int8_weights_are_multiplied_as_they_were_rounded(shape, True, dtype)

@@ -273,6 +273,11 @@ def test_the_bit_exact_forward_is_our_own_decoders_only(folder: Path) -> None:
         load_target(folder, dtype=torch.float32, device=torch.device("cpu"), exact=True)
 
 
+def test_int8_weights_are_our_own_decoders_only(folder: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="int8 weights need our own decoder"):
+        load_target(folder, dtype=torch.int8, device=torch.device("cpu"))
+
+
 def test_what_transformers_cannot_load_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
     with pytest.raises(UnsupportedModel, match="no_such_model") as caught:

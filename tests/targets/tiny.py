@@ -66,6 +66,7 @@ def tiny_target(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     exact: bool | None = None,
+    int8: bool = False,
     scale: float = 3.0,
     **changes: Any,
 ) -> DecoderTarget:
@@ -77,4 +78,5 @@ def tiny_target(
         dtype=dtype,
         device=torch.device("cpu"),
         exact=exact,
+        int8=int8,
     )

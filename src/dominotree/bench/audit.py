@@ -86,7 +86,7 @@ def audit(
     Where two answers part, both forwards are made again at that place to tell a tie from a bug, see
     `first_difference`. `tick` is told what comes next.
     """
-    dtype = str(pair.target.dtype).removeprefix("torch.")
+    dtype = pair.target.precision
     comparisons = []
     for temperature in temperatures:
         sampling = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)

@@ -205,7 +205,7 @@ def describe(
         "run": plan.run,
         "model": plan.model,
         "drafters": dict(drafters),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.precision,
         "device": str(target.device),
         "row_invariant": target.row_invariant,
         "native_kernels": native.available(),

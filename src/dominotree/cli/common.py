@@ -89,7 +89,7 @@ ChatContext = Annotated[
 ]
 System = Annotated[str | None, typer.Option("--system", help="System message that opens the conversation.")]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16; auto: bfloat16 where it is fast.")
+    str, typer.Option("--dtype", help="auto, float32, bfloat16, float16 or int8 (rounded weights); auto: bfloat16 where it is fast.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.  [default: the usable processors]")]
@@ -413,7 +413,7 @@ def statistics(output: Output, pair: Pair, *, sampled: bool) -> tuple[str, str]:
         setting.append(f"budget {output.budget}")
     if sampled:
         setting.append(f"seed {output.seed}")
-    setting.append(f"{str(pair.target.dtype).removeprefix('torch.')} on {pair.target.device}")
+    setting.append(f"{pair.target.precision} on {pair.target.device}")
     if stats.rounds:
         spent = " + ".join(f"{stage} {ms / stats.rounds:.1f}" for stage, ms in stats.stage_ms.items())
         setting.append(f"{spent} ms a round")

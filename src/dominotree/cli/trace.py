@@ -136,7 +136,7 @@ def _about(pair: Pair, output: Output, sampling: SamplingParams) -> str:
     parts.append(f"temperature {sampling.temperature:g}")
     if sampling.temperature > 0:
         parts.append(f"seed {output.seed}")
-    parts.append(f"{str(pair.target.dtype).removeprefix('torch.')} on {pair.target.device}")
+    parts.append(f"{pair.target.precision} on {pair.target.device}")
     return ", ".join(parts)
 
 

@@ -108,7 +108,7 @@ def _drafting(method: str | None, budget: int | None, pair: Pair) -> Drafting | 
 def _circumstances(target: Target) -> dict[str, Any]:
     on_gpu = target.device.type == "cuda"
     return {
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.precision,
         "device": str(target.device),
         "processor": torch.cuda.get_device_name(target.device) if on_gpu else cpu_name(),
         "threads": torch.get_num_threads(),

@@ -58,7 +58,8 @@ class Drafter:
         self.config = config
         self.target = target
         dtype, device = target.dtype, target.device
-        weights = Weights(tensors, dtype, device, owner="the drafter")
+        int8 = dtype == torch.bfloat16  # half of what a draft waits for memory; the target judges it anyway
+        weights = Weights(tensors, dtype, device, owner="the drafter", int8=int8)
         hidden = config.hidden_size
         self._fc = weights.linear(["fc"], (hidden,), len(config.target_layer_ids) * hidden)
         self._hidden_norm = weights.take("hidden_norm.weight", (hidden,))
@@ -79,7 +80,7 @@ class Drafter:
         self.token_ids = self._draft_tokens(tensors)
         self.d2t = tensors["d2t"].to(device) if "d2t" in tensors else None
         head = target.head_weight()
-        output = Linear(head if self.token_ids is None else head[self.token_ids], dtype=dtype)
+        output = Linear(head if self.token_ids is None else head[self.token_ids], dtype=dtype, int8=int8)
         self._stack = Stack(layers, norm, output)
         self.head = self._correction_head(tensors) if config.is_domino else None
         self._known = frozenset() if self.token_ids is None else frozenset(self.token_ids.tolist())

@@ -70,9 +70,8 @@ class Linear(ctypes.Structure):
     _fields_ = [
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
-        ("weight_bf16", ctypes.c_int),
-        ("panels", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
+        ("kept", ctypes.c_int),
+        *[(name, ctypes.c_void_p) for name in ("panels", "bias", "scale")],
     ]
 
 

@@ -16,7 +16,7 @@
 #endif
 
 /* Whether this processor has tiles; the system's leave to use them is another matter (dt_bf16). */
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #define TILED 1
 #else
 #define TILED 0

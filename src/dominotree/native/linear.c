@@ -1,8 +1,10 @@
-/* Linear layers: y = x W^T + b, weights kept in panels of LANES output features, in bf16 where that holds them exactly.
+/* Linear layers: y = x W^T + b, weights kept in panels of LANES output features, in bf16 where that holds them exactly, or
+ * rounded to int8 with a scale for each output feature.
  *
  * Every output is one chain of sums over the input features in their order, whatever shares the tile. A row's result
  * therefore does not depend on how many rows are multiplied together. In fp32 the chain is of fused multiply-adds; bf16
- * rows times bf16 weights take the processor's own dot products of pairs, in tiles (AMX) or vectors, where it has them.
+ * rows times bf16 weights take the processor's own dot products of pairs, in tiles (AMX) or vectors, where it has them; int8
+ * weights, which bf16 holds, are widened on the way.
  */
 #include "common.h"
 #include "pass.h"
@@ -20,18 +22,22 @@
 
 int64_t dt_lanes(void) { return LANES; }
 
-/* Values between one panel and the next. bf16 weights lie in pairs of input features, [ceil(in / 2), LANES, 2]. */
-static inline int64_t plane(const Linear *a) { return (a->bf16 ? a->in + a->in % 2 : a->in) * LANES; }
+/* Values between one panel and the next. Those of bf16 and int8 lie in pairs of input features, [ceil(in / 2), LANES, 2]. */
+static inline int64_t plane(const Linear *a) { return (a->kept == FP32 ? a->in : a->in + a->in % 2) * LANES; }
 
-/* weight [count, in], of output features `first` and on, into panels [ceil(out / LANES), in, LANES] or, in bf16,
+static inline int64_t bytes_of(const Linear *a) { return plane(a) * (a->kept == FP32 ? 4 : a->kept == BF16 ? 2 : 1); }
+
+/* weight [count, in], of output features `first` and on, into panels [ceil(out / LANES), in, LANES] or, in pairs,
  * [.., ceil(in / 2), LANES, 2], which are zero elsewhere. */
-void dt_pack(const void *weight, int bf16, int64_t first, int64_t count, int64_t in, void *panels) {
-    const Linear a = {.in = in, .bf16 = bf16};
+void dt_pack(const void *weight, int kept, int64_t first, int64_t count, int64_t in, void *panels) {
+    const Linear a = {.in = in, .kept = kept};
     for (int64_t o = 0; o < count; o++)
         for (int64_t k = 0; k < in; k++) {
             const int64_t panel = (first + o) / LANES * plane(&a), j = (first + o) % LANES;
-            if (bf16) ((uint16_t *)panels)[panel + k / 2 * 2 * LANES + 2 * j + k % 2] = ((const uint16_t *)weight)[o * in + k];
-            else ((float *)panels)[panel + k * LANES + j] = ((const float *)weight)[o * in + k];
+            const int64_t pair = panel + k / 2 * 2 * LANES + 2 * j + k % 2;
+            if (kept == FP32) ((float *)panels)[panel + k * LANES + j] = ((const float *)weight)[o * in + k];
+            else if (kept == BF16) ((uint16_t *)panels)[pair] = ((const uint16_t *)weight)[o * in + k];
+            else ((int8_t *)panels)[pair] = ((const int8_t *)weight)[o * in + k];
         }
 }
 
@@ -43,43 +49,58 @@ typedef struct {
     int64_t stride;
 } Ends;
 
-/* Adds the bias to LANES sums of one row and writes those that exist. */
+/* Scales LANES sums of one row, adds the bias and writes those that exist. */
 static inline void finish(const Linear *a, const Ends *io, int64_t row, int64_t panel, vf y) {
     const int64_t from = panel * LANES, left = a->out - from, to = row * io->stride + from;
     if (left >= LANES) {
+        if (a->scale) y *= *(const vf *)(a->scale + from);
         if (a->bias) y += *(const vf *)(a->bias + from);
         store(io->y, io->y_bf16, to, y);
-    } else {
-        for (int64_t j = 0; j < left; j++) put(io->y, io->y_bf16, to + j, a->bias ? y[j] + a->bias[from + j] : y[j]);
+        return;
+    }
+    for (int64_t j = 0; j < left; j++) {
+        const float scaled = a->scale ? y[j] * a->scale[from + j] : y[j];
+        put(io->y, io->y_bf16, to + j, a->bias ? scaled + a->bias[from + j] : scaled);
     }
 }
 
-/* Weights of input feature k in one panel, as fp32. */
-static inline __attribute__((always_inline)) vf column_of(const char *panel, const int bf16, int64_t k, const int odd) {
-    if (!bf16) return *(const vf *)((const float *)panel + (k + odd) * LANES);
+/* Weights of input feature k + odd in one panel, k even, as fp32. */
+static inline __attribute__((always_inline)) vf column_of(const char *panel, const int kept, int64_t k, const int odd) {
+    if (kept == FP32) return *(const vf *)((const float *)panel + (k + odd) * LANES);
+    if (kept == INT8) {
+        vf wide;
+        for (int j = 0; j < LANES; j++) wide[j] = ((const int8_t *)panel)[k * LANES + 2 * j + odd];
+        return wide;
+    }
     const vu pairs = *(const vu *)((const uint16_t *)panel + k * LANES);
     return odd ? (vf)(pairs & 0xffff0000u) : (vf)(pairs << 16);
 }
 
-#define WIDENED 0 /* fp32 rows, bf16 weights */
-#define WIDE_WEIGHTS 1 /* fp32 rows and weights */
-#define PAIRED 2 /* bf16 rows and weights */
+#ifdef __AVX512BF16__
+/* A pair of weights for each of LANES outputs, at input feature k, as bf16. */
+static inline __attribute__((always_inline)) __m512bh pairs_of(const char *panel, const int kept, int64_t k) {
+    if (kept == BF16) return (__m512bh)_mm512_loadu_si512(panel + k * 2 * LANES);
+    const __m128i *from = (const __m128i *)(panel + k * LANES);
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from)));
+    return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from + 1))), low);
+}
+#endif
 
-/* `rows` x `panels` outputs; both counts and the kind are constants where this is used. */
+/* `rows` x `panels` outputs of rows in fp32 or, `paired`, bf16; both counts and the types are constants where this is used. */
 static inline __attribute__((always_inline)) void tile(const Linear *a, const Ends *io, int64_t row, int64_t panel,
-                                                       const int rows, const int panels, const int kind) {
-    const int64_t in = a->in, bytes = plane(a) * (a->bf16 ? 2 : 4);
+                                                       const int rows, const int panels, const int paired, const int kept) {
+    const int64_t in = a->in, bytes = bytes_of(a);
     const char *w = (const char *)a->panels + panel * bytes;
     vf sum[TALL * GROUP];
     for (int i = 0; i < rows * panels; i++) sum[i] = (vf){0};
 #ifdef __AVX512BF16__
-    if (kind == PAIRED) {
+    if (paired) {
         const int32_t *x = (const int32_t *)io->x + row * (in / 2);
         for (int64_t k = 0; k < in / 2; k++) {
             __m512bh column[GROUP];
             for (int p = 0; p < panels; p++) {
-                __builtin_prefetch(w + p * bytes + k * 64 + AHEAD);
-                column[p] = (__m512bh)_mm512_loadu_si512(w + p * bytes + k * 64);
+                __builtin_prefetch(w + p * bytes + k * (kept == BF16 ? 64 : 32) + AHEAD);
+                column[p] = pairs_of(w + p * bytes, kept, 2 * k);
             }
             for (int r = 0; r < rows; r++) {
                 const __m512bh value = (__m512bh)_mm512_set1_epi32(x[r * (in / 2) + k]);
@@ -93,11 +114,11 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
         const float *x = (const float *)io->x + row * in;
         for (int64_t k = 0; k < in; k += 2) {
             for (int p = 0; p < panels; p++)
-                __builtin_prefetch(w + p * bytes + k * LANES * (kind == WIDENED ? 2 : 4) + AHEAD);
+                __builtin_prefetch(w + p * bytes + k * LANES * (kept == FP32 ? 4 : kept == BF16 ? 2 : 1) + AHEAD);
             for (int odd = 0; odd < 2; odd++) {
                 if (odd && k + 1 == in) break;
                 vf column[GROUP];
-                for (int p = 0; p < panels; p++) column[p] = column_of(w + p * bytes, kind == WIDENED, k, odd);
+                for (int p = 0; p < panels; p++) column[p] = column_of(w + p * bytes, kept, k, odd);
                 for (int r = 0; r < rows; r++) {
                     const vf value = all(x[r * in + k + odd]);
                     for (int p = 0; p < panels; p++) sum[r * panels + p] = fused(value, column[p], sum[r * panels + p]);
@@ -109,15 +130,17 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
         for (int r = 0; r < rows; r++) finish(a, io, row + r, panel + p, sum[r * panels + p]);
 }
 
-#define OF_KIND(ROWS, PANELS)                                                    \
-    if (kind == PAIRED) tile(a, io, row, panel, ROWS, PANELS, PAIRED);           \
-    else if (kind == WIDENED) tile(a, io, row, panel, ROWS, PANELS, WIDENED);    \
-    else tile(a, io, row, panel, ROWS, PANELS, WIDE_WEIGHTS);
+#define OF_TYPES(ROWS, PANELS)                                                     \
+    if (paired && a->kept == BF16) tile(a, io, row, panel, ROWS, PANELS, 1, BF16); \
+    else if (paired) tile(a, io, row, panel, ROWS, PANELS, 1, INT8);               \
+    else if (a->kept == BF16) tile(a, io, row, panel, ROWS, PANELS, 0, BF16);      \
+    else if (a->kept == INT8) tile(a, io, row, panel, ROWS, PANELS, 0, INT8);      \
+    else tile(a, io, row, panel, ROWS, PANELS, 0, FP32);
 /* Tiles of one height over `count` panels, as wide as the registers allow. */
 #define TILES(ROWS, WIDE)                                                                                            \
-    static void tiles_##ROWS(const Linear *a, const Ends *io, int64_t row, int64_t panel, int64_t count, int kind) { \
-        for (; count >= WIDE; panel += WIDE, count -= WIDE) { OF_KIND(ROWS, WIDE) }                                  \
-        for (; count > 0; panel++, count--) { OF_KIND(ROWS, 1) }                                                     \
+    static void tiles_##ROWS(const Linear *a, const Ends *io, int64_t row, int64_t panel, int64_t count, int paired) { \
+        for (; count >= WIDE; panel += WIDE, count -= WIDE) { OF_TYPES(ROWS, WIDE) }                                   \
+        for (; count > 0; panel++, count--) { OF_TYPES(ROWS, 1) }                                                      \
     }
 #if defined(__AVX512F__) || defined(__aarch64__) /* 32 vector registers */
 TILES(1, 8)
@@ -138,18 +161,31 @@ TILES(6, 2)
 static void (*const tiles[])(const Linear *, const Ends *, int64_t, int64_t, int64_t, int) = {
     0, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6};
 
-static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count, int kind) {
+static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count, int paired) {
     const int64_t heights = (rows + TALL - 1) / TALL;
     for (int64_t done = 0; done < count; done += GROUP) /* whose weights stay in the cache while all heights pass */
         for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 9 rows are 5 and 4 */
             const int64_t from = rows * t / heights, to = rows * (t + 1) / heights;
-            tiles[to - from](a, io, first + from, panel + done, count - done < GROUP ? count - done : GROUP, kind);
+            tiles[to - from](a, io, first + from, panel + done, count - done < GROUP ? count - done : GROUP, paired);
         }
 }
 
 #if TILED
 #define DEPTH 32 /* input features that one instruction adds */
 #define STACK 5  /* tiles of sums, one above the other */
+
+/* The weights of input features k to k + DEPTH - 1 of a panel as bf16: themselves, or widened into `wide`. */
+static inline __attribute__((always_inline)) const void *weights_of(const char *w, int kept, int64_t k, uint16_t *wide) {
+    if (kept == BF16) {
+        const char *step = w + k * 2 * LANES;
+        for (int line = 0; line < SIDE; line++) __builtin_prefetch(step + 4 * AHEAD + 64 * line);
+        return step;
+    }
+    for (int line = 0; line < SIDE / 2; line++) __builtin_prefetch(w + k * LANES + 4 * AHEAD + 64 * line);
+    for (int64_t i = 0; i < DEPTH; i += 2) _mm512_store_si512(wide + i * LANES, (__m512i)pairs_of(w, INT8, k + i));
+    __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
+    return wide;
+}
 
 /* Tiles 0 to 4 hold sums, 5 the inputs of the last, perhaps lower, stack of rows, 6 weights, 7 the other inputs. */
 #define UPPER(N)                                          \
@@ -166,16 +202,16 @@ static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows
 #define CLEAR(N) _tile_zero(N);
 #define KEEP(N) _tile_stored(N, sums + (N) * SIDE * LANES, 64);
 #define NONE
-#define STACKED(R, LAST, ABOVE)                                                              \
-    static void stacked_##R(const uint16_t *x, const uint16_t *w, int64_t in, float *sums) { \
-        EACH_##R(CLEAR)                                                                      \
-        for (int64_t k = 0; k < in; k += DEPTH) {                                            \
-            for (int line = 0; line < SIDE; line++)                                          \
-                __builtin_prefetch((const char *)(w + k * LANES) + 4 * AHEAD + 64 * line);   \
-            _tile_loadd(6, w + k * LANES, 64);                                               \
-            ABOVE LOWEST(LAST)                                                               \
-        }                                                                                    \
-        EACH_##R(KEEP)                                                                       \
+#define STACKED(R, LAST, ABOVE)                                                                      \
+    static void stacked_##R(const uint16_t *x, const char *w, int kept, int64_t in, float *sums) {   \
+        uint16_t wide[2 * DEPTH * LANES] __attribute__((aligned(64))); /* two steps, taken in turn */ \
+        EACH_##R(CLEAR)                                                                              \
+        for (int64_t k = 0; k < in; k += DEPTH) {                                                    \
+            const void *step = weights_of(w, kept, k, wide + k / DEPTH % 2 * DEPTH * LANES);         \
+            _tile_loadd(6, step, 64);                                                                \
+            ABOVE LOWEST(LAST)                                                                       \
+        }                                                                                            \
+        EACH_##R(KEEP)                                                                               \
     }
 STACKED(1, 0, NONE)
 STACKED(2, 1, EACH_1(UPPER))
@@ -183,7 +219,7 @@ STACKED(3, 2, EACH_2(UPPER))
 STACKED(4, 3, EACH_3(UPPER))
 STACKED(5, 4, EACH_4(UPPER))
 
-static void (*const stacked[])(const uint16_t *, const uint16_t *, int64_t, float *) = {
+static void (*const stacked[])(const uint16_t *, const char *, int, int64_t, float *) = {
     0, stacked_1, stacked_2, stacked_3, stacked_4, stacked_5};
 
 static void matrices(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count) {
@@ -193,7 +229,7 @@ static void matrices(const Linear *a, const Ends *io, int64_t first, int64_t row
     use_tiles(&shape);
     float sums[STACK * SIDE * LANES] __attribute__((aligned(64)));
     for (int64_t p = panel; p < panel + count; p++) {
-        stacked[stacks]((const uint16_t *)io->x + first * a->in, (const uint16_t *)a->panels + p * plane(a), a->in, sums);
+        stacked[stacks]((const uint16_t *)io->x + first * a->in, (const char *)a->panels + p * bytes_of(a), a->kept, a->in, sums);
         for (int64_t r = 0; r < rows; r++) finish(a, io, first + r, p, *(const vf *)(sums + r * LANES));
     }
     _tile_release();
@@ -216,8 +252,7 @@ int dt_bf16(void) {
 /* y [rows, stride], of which the first `out`, = x [rows, in] W^T + b, x and y both bf16 or both fp32. Returns 0, or 1 when
  * memory ran out. */
 int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, int64_t stride, int threads) {
-    const int paired = bf16 && a->bf16 && a->in % 2 == 0 ? dt_bf16() : 0;
-    const int kind = paired ? PAIRED : a->bf16 ? WIDENED : WIDE_WEIGHTS;
+    const int paired = bf16 && a->kept != FP32 && a->in % 2 == 0 ? dt_bf16() : 0;
     float *wide = 0;
     if (bf16 && !paired) {
         wide = malloc((size_t)(rows * a->in) * 4 + 64);
@@ -244,7 +279,7 @@ int dt_linear(const Linear *a, const void *x, void *y, int bf16, int64_t rows, i
             if (tiled) matrices(a, &io, first, block, from, count);
             else
 #endif
-                vectors(a, &io, first, block, from, count, kind);
+                vectors(a, &io, first, block, from, count, paired != 0);
         }
     }
     free(wide);

@@ -28,11 +28,13 @@ typedef struct {
     const int64_t *position, *slot, *column; /* [rows] */
 } RopeStore;
 
+enum { FP32, BF16, INT8 };
+
 typedef struct {
     int64_t in, out;
-    int bf16; /* of the panels */
+    int kept; /* the panels' type */
     const void *panels;
-    const float *bias; /* [out], or null */
+    const float *bias, *scale; /* [out] each, or null; scale: of the weights of each output feature */
 } Linear;
 
 void dt_add_norm(void *x, const void *delta, const void *weight, void *out, int bf16, int64_t rows, int64_t dim,

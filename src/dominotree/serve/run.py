@@ -84,7 +84,7 @@ def _about(app: FastAPI) -> dict[str, Any]:
     target, drafting = engine.pair.target, engine.drafting
     return {
         "model": engine.pair.name,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.precision,
         "device": str(target.device),
         "method": drafting.method,
         "budget": drafting.most_nodes if drafting.kind.shape == "tree" else None,

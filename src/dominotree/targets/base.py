@@ -50,6 +50,8 @@ class Target(Lender, Protocol):
 
     max_positions: int
     row_invariant: bool
+    precision: str
+    """What the weights are kept in: float32, bfloat16, float16 or int8."""
 
     def new_cache(self, slots: int, length: int) -> SlotCache:
         """A cache of `slots` sequences of up to `length` columns each, tails included."""

@@ -8,13 +8,14 @@ from itertools import accumulate
 import torch
 from torch.nn import functional as F
 
+from dominotree import native
 from dominotree.errors import InvalidRequest, UnsupportedModel
 from dominotree.targets.attention import Attention, LayerShape, TorchAttention, attention_kind
 from dominotree.targets.base import Forward
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.config import TargetConfig, rope_table
 from dominotree.targets.layer import Weights, read_layer
-from dominotree.targets.linear import Linear
+from dominotree.targets.linear import Linear, kernels_serve
 from dominotree.targets.rows import Rows, Segment
 from dominotree.targets.stack import Stack
 
@@ -23,7 +24,8 @@ class DecoderTarget:
     """A Llama-like decoder over a slot cache. Stateless but for its weights; caches belong to the caller.
 
     `exact`: None takes the row-invariant forward where it costs nothing (the C kernels on a CPU), True insists on
-    it (fp64 attention without the kernels), False takes PyTorch's fused attention.
+    it (fp64 attention without the kernels), False takes PyTorch's fused attention. `int8` rounds all weights but the
+    embeddings to int8, with a scale for each output: another model, which drafting leaves as it is.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class DecoderTarget:
         dtype: torch.dtype,
         device: torch.device,
         exact: bool | None = None,
+        int8: bool = False,
     ) -> None:
         self.config = config
         self.vocab_size, self.hidden_size = config.vocab_size, config.hidden_size
@@ -42,7 +45,10 @@ class DecoderTarget:
         self.dtype, self.device = dtype, device
         self._kind = attention_kind(dtype, device, exact)
         self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
-        weights = Weights(tensors, dtype, device, owner="the target")
+        if int8 and not kernels_serve(dtype, device):
+            raise UnsupportedModel(f"int8 weights need our C kernels on a CPU ({native.reason() or device})")
+        self.precision = "int8" if int8 else str(dtype).removeprefix("torch.")
+        weights = Weights(tensors, dtype, device, owner="the target", int8=int8)
         embedding = weights.stored("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         self._embedding = embedding.clone()  # a view would keep the whole file mapped
         shape = LayerShape(
@@ -63,7 +69,7 @@ class DecoderTarget:
         if tied and not config.tie_embeddings:
             raise UnsupportedModel("lm_head.weight is missing though tie_word_embeddings is false")
         self._head_weight = self._embedding if tied else weights.stored("lm_head.weight", self._embedding.shape)
-        self._stack = Stack(layers, norm, Linear(self._head_weight, dtype=dtype))
+        self._stack = Stack(layers, norm, Linear(self._head_weight, dtype=dtype, int8=int8))
         self._least_rows = max(linear.least_rows for linear in self._stack.linears())
         same_bits = all(linear.row_invariant for linear in self._stack.linears())
         self.row_invariant = same_bits and self._kind is not TorchAttention

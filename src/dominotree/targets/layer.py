@@ -42,9 +42,17 @@ class Weights:
     """Takes tensors by name with the shape they must have, in one dtype on one device."""
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device, *, owner: str
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        owner: str,
+        int8: bool = False,
     ) -> None:
+        """With `int8` linear layers are rounded to it, where our kernel computes them."""
         self._tensors, self._dtype, self._device, self._owner = tensors, dtype, device, owner
+        self._int8 = int8
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """The tensor `name`; raises `UnsupportedModel` when it is missing or of another shape."""
@@ -71,7 +79,7 @@ class Weights:
         """The linear layers `names` stacked into one."""
         weight = [self.stored(f"{name}.weight", (out, width)) for name, out in zip(names, outs, strict=True)]
         biases = [self.take(f"{name}.bias", (out,)) for name, out in zip(names, outs, strict=True)] if bias else []
-        return Linear(torch.cat(weight), torch.cat(biases) if bias else None, dtype=self._dtype)
+        return Linear(torch.cat(weight), torch.cat(biases) if bias else None, dtype=self._dtype, int8=self._int8)
 
 
 def read_layer(weights: Weights, prefix: str, shape: LayerShape) -> Layer:

@@ -15,6 +15,9 @@ from torch.nn import functional as F
 from dominotree import native
 from dominotree.machine import cpu_has_bf16
 
+_KEPT = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""What the kernel calls the types of weights."""
+
 
 class Linear:
     """`x @ weight.T + bias` for `x` `[rows, in]` of `dtype`, by default the weight's; the weight may be narrower.
@@ -22,11 +25,17 @@ class Linear:
     On a CPU the weight is packed once so that it is read at the speed of memory and a row gets the same bits whatever
     rows share the pass (`row_invariant`): for oneDNN where the processor multiplies bf16 itself and that is the dtype,
     for our C kernel otherwise. The kernel keeps weights in bf16 where that holds every one of them exactly, as it does
-    those of any model published in bf16: the same fp32 results from half the memory. Elsewhere it is a plain matmul.
+    those of any model published in bf16: the same fp32 results from half the memory. With `int8` it rounds them
+    to that, with a scale for each output. Elsewhere it is a plain matmul, of weights that are not rounded.
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, dtype: torch.dtype | None = None
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        int8: bool = False,
     ) -> None:
         dtype = dtype or weight.dtype
         self.out_features, self.in_features = weight.shape
@@ -34,8 +43,8 @@ class Linear:
         self.kernel: native.Linear | None = None
         """What the C kernels need of it; None where they do not compute it."""
         self._onednn = False
-        if _kernels_serve(dtype, weight.device):
-            self._pack(weight if weight.dtype == torch.bfloat16 else weight.to(dtype))
+        if kernels_serve(dtype, weight.device):
+            self._pack(weight if weight.dtype == torch.bfloat16 else weight.to(dtype), int8)
             return
         if weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
             self._onednn = onednn_works(dtype)
@@ -66,20 +75,23 @@ class Linear:
             return self._pointwise(x.expand(2, -1).contiguous())[:1]
         return self._pointwise(x)
 
-    def _pack(self, weight: torch.Tensor) -> None:
-        if weight.dtype != torch.bfloat16:
+    def _pack(self, weight: torch.Tensor, int8: bool) -> None:
+        self._scale: torch.Tensor | None = None
+        if int8:
+            weight, self._scale = _rounded(weight)
+        elif weight.dtype != torch.bfloat16:
             narrow = weight.to(torch.bfloat16)
             weight = narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
         weight = weight.contiguous()
         self._weight = _panels(self.out_features, self.in_features, weight.dtype)
         self._bias = None if self.bias is None else self.bias.float().contiguous()
-        bf16 = weight.dtype == torch.bfloat16
+        kept = _KEPT[weight.dtype]
         native.library().dt_pack(
-            weight.data_ptr(), bf16, 0, self.out_features, self.in_features, self._weight.data_ptr()
+            weight.data_ptr(), kept, 0, self.out_features, self.in_features, self._weight.data_ptr()
         )
         self.kernel = native.Linear(
-            self.in_features, self.out_features, bf16, self._weight.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            self.in_features, self.out_features, kept, self._weight.data_ptr(),
+            *(None if values is None else values.data_ptr() for values in (self._bias, self._scale)),
         )  # fmt: skip
         self._call = native.library().dt_linear
 
@@ -111,11 +123,11 @@ class GrowingLinear:
     ) -> None:
         """For up to `most` outputs, weights that come in `weight_dtype`, and `x` of `dtype`."""
         self._kernel: native.Linear | None = None
-        if _kernels_serve(dtype, device):
+        if kernels_serve(dtype, device):
             self._dtype = torch.bfloat16 if torch.bfloat16 in (weight_dtype, dtype) else torch.float32
             self._weight = _panels(most, in_features, self._dtype)
-            bf16 = self._dtype == torch.bfloat16
-            self._kernel = native.Linear(in_features, most, bf16, self._weight.data_ptr(), None)
+            kept = _KEPT[self._dtype]
+            self._kernel = native.Linear(in_features, most, kept, self._weight.data_ptr(), None, None)
         else:
             self._dtype = dtype
             self._weight = torch.zeros(most, in_features, dtype=dtype, device=device)
@@ -129,7 +141,7 @@ class GrowingLinear:
         _, inputs = weight.shape
         for place, row in zip(places, weight, strict=True):
             native.library().dt_pack(
-                row.data_ptr(), self._kernel.weight_bf16, place, 1, inputs, self._weight.data_ptr()
+                row.data_ptr(), self._kernel.kept, place, 1, inputs, self._weight.data_ptr()
             )
 
     def fill(self, x: torch.Tensor, out: torch.Tensor, first: int, count: int) -> None:
@@ -148,7 +160,14 @@ class GrowingLinear:
             raise MemoryError("a linear layer ran out of memory")
 
 
-def _kernels_serve(dtype: torch.dtype, device: torch.device) -> bool:
+def _rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`weight` `[out, in]` as int8, and the scales `[out]`, fp32, that give it back."""
+    wide = weight.float()
+    scale = wide.abs().amax(dim=1) / 127
+    return (wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8), scale
+
+
+def kernels_serve(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether our C kernel multiplies rows of `dtype`."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or not native.available():
         return False
@@ -158,7 +177,7 @@ def _kernels_serve(dtype: torch.dtype, device: torch.device) -> bool:
 def _panels(out_features: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
     """Room for weights in the kernel's order."""
     lanes = native.library().dt_lanes()
-    inputs = in_features + (in_features % 2 if dtype == torch.bfloat16 else 0)  # in pairs
+    inputs = in_features + (0 if dtype == torch.float32 else in_features % 2)  # in pairs
     return _weights.zeros(-(-out_features // lanes) * lanes * inputs, dtype)
 
 

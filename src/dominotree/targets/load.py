@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dominotree.errors import UnsupportedModel
+from dominotree.machine import parse_dtype
 from dominotree.targets.base import Target
 from dominotree.targets.config import TargetConfig
 from dominotree.targets.decoder import DecoderTarget
@@ -48,16 +49,19 @@ def load_target(
 ) -> Target:
     """The target in `folder`: our own decoder, or what transformers makes of a model that ours refuses (a notice says).
 
-    `context` is the most tokens that are asked of it, None for all it was made for. Raises `UnsupportedModel` naming
-    what neither runs exactly.
+    With the dtype int8 its weights are rounded to that. `context` is the most tokens that are asked of it, None for all
+    it was made for. Raises `UnsupportedModel` naming what neither runs exactly.
     """
+    int8, dtype = dtype == torch.int8, parse_dtype("auto", device) if dtype == torch.int8 else dtype
     try:
         config = TargetConfig.read(folder)
     except UnsupportedModel as refusal:
         if refusal.__cause__ is not None:  # the config cannot even be read
             raise
+        if int8:
+            raise UnsupportedModel(f"{refusal}; int8 weights need our own decoder, choose another --dtype") from None
         return _fallback(str(refusal), folder, dtype, device, exact, context)
-    return DecoderTarget(config, read_tensors(folder), dtype=dtype, device=device, exact=exact)
+    return DecoderTarget(config, read_tensors(folder), dtype=dtype, device=device, exact=exact, int8=int8)
 
 
 def _fallback(

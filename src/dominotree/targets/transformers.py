@@ -146,6 +146,7 @@ class TransformersTarget:
             tuple(eos) if isinstance(eos, (list, tuple)) else (eos,) * (eos is not None)
         )
         self.dtype, self.device = model.dtype, model.device
+        self.precision = str(model.dtype).removeprefix("torch.")
         parameters = inspect.signature(model.forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._keeps_logits = "logits_to_keep" in parameters
