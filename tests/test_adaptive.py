@@ -11,7 +11,7 @@ def follow(pace: Pace, gains: list[float]) -> list[bool]:
     for gain in gains:
         drafted.append(pace.drafts)
         if pace.drafts:
-            pace.drafted(gain, 4)
+            pace.drafted(gain, 1.0, 1.0, 4)
         else:
             pace.skipped()
     return drafted
@@ -38,7 +38,16 @@ def test_drafting_comes_back_with_the_text_that_it_pays_for() -> None:
 def test_trees_are_built_a_little_larger_than_they_are_used() -> None:
     pace = Pace()
     for nodes in (16, 32, 64):
-        pace.drafted(1.5, nodes)
+        pace.drafted(1.5, 1.0, 1.0, nodes)
         assert pace.room == 2 * nodes
-    pace.drafted(1.5, 0)
+    pace.drafted(1.5, 1.0, 1.0, 0)
     assert pace.room > 0
+
+
+def test_the_rate_is_that_of_the_latest_rounds() -> None:
+    pace = Pace()
+    assert pace.rate == 0.0
+    for tokens, ms in ((2.0, 10.0), (4.0, 10.0)):
+        for _ in range(200):
+            pace.drafted(tokens, ms, 8.0, 4)
+        assert abs(pace.rate - tokens / ms) < 1e-4

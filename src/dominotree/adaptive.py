@@ -14,12 +14,13 @@ from dominotree.tree.tree import Tree
 
 _CONTEXT_STEP = 64
 """Tokens of context within which a round's cost is taken as the same."""
+_FADE = 0.95
 
 
 @dataclass
 class Pace:
-    """Whether drafting pays for one sequence, tokens a millisecond with the best tree against plain decoding's, and how
-    large a tree to build.
+    """Whether drafting pays for one sequence, tokens a millisecond with the best tree against plain decoding's, how
+    large a tree to build, and what a millisecond of verifying should be worth.
 
     Rounds that draft are averaged, the newest counting most. While they do not pay, rounds go without a draft, and one
     that drafts looks again after 1, 2, 4 .. 16 of them. Trees are built to `room` nodes, twice what the last one was
@@ -30,6 +31,13 @@ class Pace:
     gain: float = 1.25
     waited: int = 0
     patience: int = 1
+    tokens: float = 0.0
+    ms: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a millisecond of late, as expected; 0 before the first round."""
+        return self.tokens / self.ms if self.ms else 0.0
 
     @property
     def drafts(self) -> bool:
@@ -40,10 +48,13 @@ class Pace:
         """A round went without a draft."""
         self.waited += 1
 
-    def drafted(self, gain: float, nodes: int) -> None:
-        """A round drafted, and its best tree, of so many nodes, was worth `gain` times plain decoding."""
+    def drafted(self, tokens: float, ms: float, plain_ms: float, nodes: int) -> None:
+        """A round drafted: its best tree, of so many nodes, is expected to yield `tokens` in `ms`; without a draft it
+        would yield one in `plain_ms`.
+        """
         self.room = max(4, 2 * nodes)
-        self.gain += 0.3 * (gain - self.gain)
+        self.tokens, self.ms = _FADE * self.tokens + tokens, _FADE * self.ms + ms
+        self.gain += 0.3 * (tokens / ms * plain_ms - self.gain)
         self.patience = 1 if self.gain >= 1 else min(2 * self.patience, 16) if self.waited else self.patience
         self.waited = 0
 
@@ -59,10 +70,12 @@ class AdaptiveBudget:
         self.costs, self.calibration = costs, calibration
         self._rounds: dict[tuple[int, int, bool], tuple[list[float], float]] = {}
 
-    def sizing(self, method: Method, nodes: int, contexts: Sequence[int]) -> Sizing:
+    def sizing(self, method: Method, nodes: int, contexts: Sequence[int], paces: Sequence[Pace]) -> Sizing:
         """What a builder needs to size trees of at most `nodes` behind so many committed tokens."""
-        calibration = self.calibration.mean if method.rule == "calibrated" else None
-        return Sizing([self._round_ms(nodes, context, sized=True)[0] for context in contexts], calibration)
+        costs = [self._round_ms(nodes, context, sized=True)[0] for context in contexts]
+        if method.rule != "calibrated":
+            return Sizing(costs)
+        return Sizing(costs, self.calibration.mean, [pace.rate for pace in paces])
 
     def cut(self, tree: Tree, method: Method, context: int, pace: Pace, *, sized: bool) -> Tree:
         """The leading part of `tree` that is worth verifying behind `context` committed tokens; all of it if `sized`.
@@ -77,9 +90,9 @@ class AdaptiveBudget:
             tree = tree.reordered(self._calibrated_scores(tree))
         costs, plain = self._round_ms(len(tree), context, sized=sized)
         chances = [exp(score) for score in tree.score]
-        count = len(tree) if sized else cost_aware_count(chances, costs)
+        count = len(tree) if sized else cost_aware_count(chances, costs, pace.rate if calibrated else 0.0)
         if calibrated:
-            pace.drafted((1.0 + sum(chances[:count])) / costs[count] * plain, count)
+            pace.drafted(1.0 + sum(chances[:count]), costs[count], plain, count)
         return tree.first(count)
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:

@@ -239,7 +239,8 @@ class Decoder:
         depths, noise = [self._max_depth(g) for g in ours], [_noise(g) for g in ours]
         caps, contexts = [g.most_nodes for g in ours], [len(g.tokens) - 1 for g in ours]
         drafting, budget = ours[0].request.drafting, self._budget(ours[0])
-        sizing = None if budget is None else budget.sizing(drafting.kind, max(caps), contexts)
+        paces = [g.pace for g in ours]
+        sizing = None if budget is None else budget.sizing(drafting.kind, max(caps), contexts, paces)
         grown = grow(drafting, self.drafter, part, depths, noise, caps, sizing)
         trees: dict[int, Tree] = {}
         for row, generation in enumerate(ours):

@@ -35,6 +35,20 @@ def test_with_a_convex_cost_the_first_fall_is_the_best_size(
     assert n == 0 or rates[n] > rates[n - 1]  # never a node that gains nothing
 
 
+@given(
+    st.lists(st.floats(0, 1), max_size=30),
+    st.floats(0.01, 2),
+    st.lists(st.floats(0, 2), min_size=30, max_size=30),
+)
+@settings(deadline=None, max_examples=300)
+def test_with_a_rate_a_size_is_best_at_that_price(chances: list[float], rate: float, bends: list[float]) -> None:
+    chances = sorted(chances, reverse=True)
+    cost = 5 + np.concatenate(([0.0], np.cumsum(np.cumsum(bends))))
+    n = cost_aware_count(chances, cost, rate)
+    worth = [1 + sum(chances[:k]) - rate * cost[k] for k in range(len(chances) + 1)]
+    assert worth[n] >= max(worth) - 1e-9
+
+
 def test_free_verification_takes_all_and_dear_verification_takes_none() -> None:
     chances = [0.5, 0.25, 0.1]
     assert cost_aware_count(chances, np.ones(4)) == 3
@@ -61,6 +75,11 @@ def test_a_sized_tree_is_what_the_rule_would_cut_the_whole_one_to(seed: int) -> 
         count = cost_aware_count(np.exp(full.score).tolist(), costs[b])
         assert own.token == full.token[:count]
         assert own.given == pytest.approx(full.given[:count], rel=1e-4)
+    rates = [0.05, 0.2]
+    sized = build(scorer, 24, sizing=Sizing(costs, rates=rates))
+    for b in range(2):
+        full, own = whole.single(b), sized.single(b)
+        assert len(own) == cost_aware_count(np.exp(full.score).tolist(), costs[b], rates[b])
     nothing = build(scorer, 24, sizing=Sizing([[1.0, *[100.0 * n for n in range(1, 25)]]] * 2))
     assert nothing.count.tolist() == [0, 0]
 

@@ -89,7 +89,10 @@ ChatContext = Annotated[
 ]
 System = Annotated[str | None, typer.Option("--system", help="System message that opens the conversation.")]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="auto, float32, bfloat16, float16 or int8 (rounded weights); auto: bfloat16 where it is fast.")
+    str,
+    typer.Option(
+        "--dtype", help="auto, float32, bfloat16, float16 or int8 (rounded weights); auto: bfloat16 where it is fast."
+    ),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads.  [default: the usable processors]")]

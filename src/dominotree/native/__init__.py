@@ -143,7 +143,7 @@ class Forest(ctypes.Structure):
             for name in (
                 "log_prob", "base", "logits", "candidates", "d2t", "word_ids", "hidden", "root", "scale", "from_state",
                 "from_hidden", "input_table", "word_inputs", "proj_out", "budget", "depth_limit", "calibration", "cost",
-                "token", "parent", "depth", "count", "score", "given",
+                "rate", "token", "parent", "depth", "count", "score", "given",
             )
         ],
     ]  # fmt: skip

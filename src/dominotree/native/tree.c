@@ -31,6 +31,7 @@ typedef struct {
     const int64_t *budget, *depth_limit; /* [sequences] */
     const float *calibration;   /* [levels, 2] slope and offset on the logit of a node's probability; null: as it is */
     const float *cost;          /* [sequences, size + 1] of a round that verifies so many nodes; null: of no account */
+    const float *rate;          /* [sequences] tokens that a unit of it must gain; 0: what it does in this round; null: 0 */
     int64_t *token, *parent, *depth, *count; /* [sequences, size] and [sequences] */
     float *score, *given;       /* [sequences, size] */
 } Forest;
@@ -268,9 +269,10 @@ static int grow_tree(const Forest *f, int64_t b) {
                 best = i, best_depth = level, best_score = here;
         }
         if (best < 0 || !(best_score > -INFINITY)) break;
-        const float more = gained + expf(best_score);
-        if (cost && more * cost[taken] <= gained * cost[taken + 1]) break; /* one more node would not pay */
-        gained = more;
+        const float gain = expf(best_score), rate = f->rate ? f->rate[b] : 0.0f;
+        if (cost && rate > 0.0f && gain <= rate * (cost[taken + 1] - cost[taken])) break; /* one more node would not pay */
+        if (cost && !(rate > 0.0f) && (gained + gain) * cost[taken] <= gained * cost[taken + 1]) break;
+        gained += gain;
         const Child *chosen = &sorted[best * most + cursor[best]++];
         const int64_t id = draft_id(f, b * f->levels + best_depth, chosen->place);
         if (taken + 1 < budget) chosen_id[taken + 1] = id;

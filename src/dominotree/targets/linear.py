@@ -140,9 +140,7 @@ class GrowingLinear:
             return
         _, inputs = weight.shape
         for place, row in zip(places, weight, strict=True):
-            native.library().dt_pack(
-                row.data_ptr(), self._kernel.kept, place, 1, inputs, self._weight.data_ptr()
-            )
+            native.library().dt_pack(row.data_ptr(), self._kernel.kept, place, 1, inputs, self._weight.data_ptr())
 
     def fill(self, x: torch.Tensor, out: torch.Tensor, first: int, count: int) -> None:
         """Writes what the first `count` outputs are for `x` `[rows, in_features]` to columns `first` and on of `out`

@@ -10,26 +10,34 @@ from dataclasses import dataclass
 class Sizing:
     """What a builder needs that ends a tree where one more node would not pay.
 
-    `costs[b][n]` is the time of a round in which sequence b verifies n nodes. A node's chance to be accepted is its
+    `costs[b][n]` is the time of a round in which sequence b verifies n nodes, `rates[b]` as for `cost_aware_count`
+    (None: 0 for all). A node's chance to be accepted is its
     probability or, with `calibration`, `(slope, offset)` per depth, sigmoid(slope * logit(probability) + offset) along
     its path.
     """
 
     costs: Sequence[Sequence[float]]
     calibration: Sequence[tuple[float, float]] | None = None
+    rates: Sequence[float] | None = None
 
 
-def cost_aware_count(probabilities: Sequence[float], cost: Sequence[float]) -> int:
+def cost_aware_count(probabilities: Sequence[float], cost: Sequence[float], rate: float = 0.0) -> int:
     """The number of leading nodes to verify.
 
     `probabilities[i]` is the chance that node i (best first) is accepted, `cost[n]` the time of a round that verifies
     n nodes, for n = 0 .. len(probabilities) at least. Nodes are added while
     (1 + phi(n + 1)) / cost(n + 1) > (1 + phi(n)) / cost(n), phi being the running sum of the probabilities. With a
     convex cost the ratio has one peak, so the first decrease is the end.
+
+    That makes each round as fast as it can be. A whole answer is fastest where every round counts a unit of time for
+    the same, what it yields on average: with `rate`, tokens per unit of time, nodes are added while their chance is
+    more than `rate` times what they cost.
     """
     gained = 1.0
     for count, chance in enumerate(probabilities):
-        if (gained + chance) / cost[count + 1] <= gained / cost[count]:
+        if rate and chance <= rate * (cost[count + 1] - cost[count]):
+            return count
+        if not rate and (gained + chance) / cost[count + 1] <= gained / cost[count]:
             return count
         gained += chance
     return len(probabilities)

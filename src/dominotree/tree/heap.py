@@ -94,6 +94,8 @@ def build_heap(
         held += _point(forest, log_prob=trie.scores)
     if sizing is not None:
         held += _point(forest, cost=_table([ms[: size + 1] for ms in sizing.costs], batch, size + 1))
+        if sizing.rates is not None:
+            held += _point(forest, rate=torch.tensor(list(sizing.rates), dtype=torch.float32))
         if sizing.calibration is not None:
             held += _point(forest, calibration=_table(sizing.calibration[:levels], levels, 2))
     failed = native.library().dt_grow(ctypes.byref(forest))
