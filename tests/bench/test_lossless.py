@@ -151,7 +151,7 @@ def test_a_forward_that_is_wrong_is_no_excuse_for_what_follows_from_it(
 
     def broken(cache: Any, segments: Any, **options: Any) -> Any:
         out = honest(cache, segments, **options)
-        return replace(out, logits=out.logits.roll(1, dims=-1)) if segments[0].parents else out
+        return replace(out, logits=out.logits.roll(1, dims=-1), best=()) if segments[0].parents else out
 
     monkeypatch.setattr(target, "forward", broken)
     tree = rounding.generate(PROMPT, method="dominotree", budget=8, sampling=params())

@@ -45,7 +45,7 @@ def test_a_bug_exits_with_3_and_is_placed(run: Run, monkeypatch: pytest.MonkeyPa
 
     def broken(self: DecoderTarget, cache: Any, segments: Any, **options: Any) -> Any:
         out = honest(self, cache, segments, **options)
-        return replace(out, logits=out.logits.roll(1, dims=-1)) if segments[0].parents else out
+        return replace(out, logits=out.logits.roll(1, dims=-1), best=()) if segments[0].parents else out
 
     monkeypatch.setattr(DecoderTarget, "forward", broken)
     result = run("audit", "A question that is longer than fits into the line?", *FEW)
