@@ -44,7 +44,7 @@ from dominotree.pair import Pair
         (["hello", "--context", "10"], "context is 10"),
         (["hello", "--threads", "0"], "threads"),
         (["hello", "--device", "gpu"], "gpu"),
-        (["hello", "--dtype", "int8"], "int8"),
+        (["hello", "--dtype", "int4"], "int4"),
         (["hello", "--method", "eagle"], "eagle"),
         (["hello", "--method", "ar", "--budget", "4"], "--budget has no effect"),
         (["hello", "--method", "ar"], "--drafter has no effect"),
