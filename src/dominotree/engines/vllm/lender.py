@@ -33,7 +33,7 @@ class ModelLender:
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings `[..., hidden]`, scaled as the model scales them."""
         embedded: torch.Tensor = self._model.embed_input_ids(token_ids.flatten())
-        return embedded.view(*token_ids.shape, -1)
+        return embedded.view(*token_ids.shape, embedded.shape[-1])
 
     def head_weight(self) -> torch.Tensor:
         """The output embedding `[vocab, hidden]`."""
