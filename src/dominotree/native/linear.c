@@ -222,15 +222,76 @@ STACKED(5, 4, EACH_4(UPPER))
 static void (*const stacked[])(const uint16_t *, const char *, int, int64_t, float *) = {
     0, stacked_1, stacked_2, stacked_3, stacked_4, stacked_5};
 
+/* Panels side by side, so that inputs are loaded less often and memory is asked for several things at once. Sums go to
+ * sums[panel, stack, SIDE, LANES]. Of one stack of rows three panels: tiles 0 to 2 hold sums, 5 inputs, 4, 6, 7 weights. */
+static void three_panels(const uint16_t *x, const char *w, int64_t next, int kept, int64_t in, float *sums) {
+    uint16_t wide[6 * DEPTH * LANES] __attribute__((aligned(64)));
+    CLEAR(0) CLEAR(1) CLEAR(2)
+    for (int64_t k = 0; k < in; k += DEPTH) {
+        uint16_t *room = wide + k / DEPTH % 2 * 3 * DEPTH * LANES;
+        const void *one = weights_of(w, kept, k, room), *two = weights_of(w + next, kept, k, room + DEPTH * LANES);
+        const void *three = weights_of(w + 2 * next, kept, k, room + 2 * DEPTH * LANES);
+        _tile_loadd(5, x + k, (size_t)in * 2);
+        _tile_loadd(6, one, 64);
+        _tile_loadd(7, two, 64);
+        _tile_loadd(4, three, 64);
+        _tile_dpbf16ps(0, 5, 6);
+        _tile_dpbf16ps(1, 5, 7);
+        _tile_dpbf16ps(2, 5, 4);
+    }
+    _tile_stored(0, sums, 64);
+    _tile_stored(1, sums + SIDE * LANES, 64);
+    _tile_stored(2, sums + 2 * SIDE * LANES, 64);
+}
+
+/* Of two stacks two: tiles 0 and 1 hold sums of the last stack, 2 and 3 of the first, 5 and 4 their inputs, 6, 7 weights. */
+static void two_panels(const uint16_t *x, const char *w, int64_t next, int kept, int64_t in, float *sums) {
+    uint16_t wide[4 * DEPTH * LANES] __attribute__((aligned(64)));
+    CLEAR(0) CLEAR(1) CLEAR(2) CLEAR(3)
+    for (int64_t k = 0; k < in; k += DEPTH) {
+        uint16_t *room = wide + k / DEPTH % 2 * 2 * DEPTH * LANES;
+        const void *one = weights_of(w, kept, k, room), *two = weights_of(w + next, kept, k, room + DEPTH * LANES);
+        _tile_loadd(6, one, 64);
+        _tile_loadd(7, two, 64);
+        _tile_loadd(5, x + SIDE * in + k, (size_t)in * 2);
+        _tile_dpbf16ps(0, 5, 6);
+        _tile_dpbf16ps(1, 5, 7);
+        _tile_loadd(4, x + k, (size_t)in * 2);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+    _tile_stored(2, sums, 64);
+    _tile_stored(0, sums + SIDE * LANES, 64);
+    _tile_stored(3, sums + 2 * SIDE * LANES, 64);
+    _tile_stored(1, sums + 3 * SIDE * LANES, 64);
+}
+
 static void matrices(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count) {
-    const int64_t stacks = (rows + SIDE - 1) / SIDE;
-    Tiles shape = whole_tiles();
-    shape.rows[5] = shape.rows[stacks - 1] = (uint8_t)(rows - (stacks - 1) * SIDE);
-    use_tiles(&shape);
+    const int64_t stacks = (rows + SIDE - 1) / SIDE, end = panel + count, beside = stacks == 1 ? 3 : stacks == 2 ? 2 : 0;
+    const uint8_t left = (uint8_t)(rows - (stacks - 1) * SIDE);
+    const uint16_t *x = (const uint16_t *)io->x + first * a->in;
     float sums[STACK * SIDE * LANES] __attribute__((aligned(64)));
-    for (int64_t p = panel; p < panel + count; p++) {
-        stacked[stacks]((const uint16_t *)io->x + first * a->in, (const char *)a->panels + p * bytes_of(a), a->kept, a->in, sums);
-        for (int64_t r = 0; r < rows; r++) finish(a, io, first + r, p, *(const vf *)(sums + r * LANES));
+    if (beside && count >= beside) {
+        Tiles shape = whole_tiles();
+        shape.rows[0] = shape.rows[1] = shape.rows[5] = left;
+        if (stacks == 1) shape.rows[2] = left;
+        use_tiles(&shape);
+        for (; panel + beside <= end; panel += beside) {
+            const char *w = (const char *)a->panels + panel * bytes_of(a);
+            (stacks == 1 ? three_panels : two_panels)(x, w, bytes_of(a), a->kept, a->in, sums);
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t p = 0; p < beside; p++)
+                    finish(a, io, first + r, panel + p, *(const vf *)(sums + (p * stacks * SIDE + r) * LANES));
+        }
+    }
+    if (panel < end) {
+        Tiles shape = whole_tiles();
+        shape.rows[5] = shape.rows[stacks - 1] = left;
+        use_tiles(&shape);
+    }
+    for (; panel < end; panel++) {
+        stacked[stacks](x, (const char *)a->panels + panel * bytes_of(a), a->kept, a->in, sums);
+        for (int64_t r = 0; r < rows; r++) finish(a, io, first + r, panel, *(const vf *)(sums + r * LANES));
     }
     _tile_release();
 }
