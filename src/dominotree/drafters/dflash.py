@@ -187,13 +187,13 @@ class Drafter:
         if not size or self.token_ids is None:
             return None
         output, head = self.target.head_weight(), self.head
-        return ContextWords(
-            size,
-            self._known,
-            lambda ids: output[ids.to(device)],
-            lambda ids: torch.empty(len(ids), 0) if head is None else head.input_part(ids.to(device)),
-            self.target.dtype,
-        )
+
+        def inputs(ids: torch.Tensor) -> torch.Tensor:
+            if head is None:
+                return torch.empty(len(ids), 0)
+            return head.rare_input(int(ids)) if len(ids) == 1 else head.input_part(ids.to(device))
+
+        return ContextWords(size, self._known, lambda ids: output[ids.to(device)], inputs, self.target.dtype)
 
     def vocabulary(self, draft: Draft) -> Vocabulary:
         """What the columns of a draft's base logits stand for."""

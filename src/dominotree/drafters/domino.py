@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,9 @@ from dominotree.errors import InvalidCheckpoint
 
 TABLE_BYTES = 64 * 2**20
 """Largest precomputed or widened copy of a weight the head makes for speed."""
+
+RARE_TOKENS = 512
+"""Tokens outside the table whose GRU inputs are kept."""
 
 _RELEASED_NAMES = (
     "prefix_gru.weight_ih_l0",
@@ -102,6 +106,7 @@ class DominoHead:
         self.kernel_proj_out = proj_out.detach() if proj_out.dtype == torch.bfloat16 else self.proj_out
         self.input_table = self._make_input_table()
         known = self.target_ids(torch.arange(self.vocab_size, device=proj_out.device))
+        self.rare_input = lru_cache(RARE_TOKENS)(self._rare_input)
         self._place = {} if self.input_table is None else {token: i for i, token in enumerate(known.tolist())}
 
     @classmethod
@@ -149,15 +154,14 @@ class DominoHead:
         return (1 - torch.sigmoid(update)) * torch.tanh(new)
 
     def root_inputs(self, root_ids: Tensor) -> Tensor:
-        """The GRU's input products of the roots, fp32 `[B, 3G]`, out of the table where it holds them all."""
-        if self.input_table is None:
+        """The GRU's input products of the roots, fp32 `[B, 3G]`, out of the table where it holds them."""
+        table = self.input_table
+        if table is None:
             return self.input_part(root_ids)
-        places = [self._place.get(token, -1) for token in root_ids.tolist()]
-        if min(places, default=-1) < 0:
-            return self.input_part(root_ids)
-        if len(places) == 1:
-            return self.input_table[places[0] : places[0] + 1]
-        return self.input_table[torch.tensor(places, device=root_ids.device)]
+        tokens = root_ids.tolist()
+        places = [self._place.get(token, -1) for token in tokens]
+        rows = [table[p : p + 1] if p >= 0 else self.rare_input(t) for p, t in zip(places, tokens, strict=True)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def advance(self, state: Tensor, token_ids: Tensor) -> Tensor:
         """State after choosing target tokens `[...]` from states `[..., G]`, fp32 `[..., G]`."""
@@ -223,6 +227,10 @@ class DominoHead:
     def input_part(self, token_ids: Tensor) -> Tensor:
         """The GRU's input products, fp32 `[..., 3G]`, of target token ids `[...]`."""
         return F.linear(self._embed(token_ids).detach().float(), self._gru_ih)
+
+    def _rare_input(self, token: int) -> Tensor:
+        """The GRU's input products `[1, 3G]` of one target token; texts repeat those that the table lacks."""
+        return self.input_part(torch.tensor([token], device=self.proj_out.device))
 
     def _make_input_table(self) -> Tensor | None:
         """`[V', 3G]`: the GRU's input product of every draft token, where that is small."""
