@@ -74,6 +74,10 @@ def test_a_draft_scores_the_words_of_each_text_by_the_targets_output_matrix() ->
     assert torch.allclose(draft.base[1, :, 40:42], draft.hidden[1] @ target.head_weight()[outside[4:6]].T, atol=1e-5)
     assert draft.base[1, :, 42:].eq(-torch.inf).all()
     assert draft.base[2, :, 40:].eq(-torch.inf).all()
+    fewer = draft.part([2, 1])  # no column that only the one left out has a word for
+    assert torch.equal(fewer.base, draft.base[[2, 1], :, :42])
+    assert drafter.vocabulary(fewer).words == 2
+    assert torch.equal(draft.part([2]).base, plain.base[[2]])
     part = draft.part([2, 0])
     assert torch.equal(part.base, draft.base[[2, 0]])
     columns = drafter.vocabulary(part).tokens(part.base)
@@ -114,3 +118,16 @@ def test_words_are_proposed_the_same_alone_and_in_a_batch(method: str) -> None:
         beyond = {token for tree in trees[i] for token in tree} - known
         assert beyond <= set(tokens)
     assert any({token for tree in trees[i] for token in tree} - known for i in range(3))
+
+
+def test_requests_that_draft_otherwise_share_a_batch_with_words() -> None:
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target, draft_vocab=12, context_vocab=30)
+    prompts = [[30, 31, 32, 33, 34, 35, 36, 5], [60, 61], [7, 8, 90]]
+    draftings = [Drafting("dominotree", 12), Drafting("domino"), Drafting("ddtree", 13)]
+    sampling = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    requests = [Request(p, sampling, d) for p, d in zip(prompts, draftings, strict=True)]
+    alone = [Decoder(target, drafter, context=64).run([request])[0] for request in requests]
+    together = Decoder(target, drafter, slots=3, context=64).run(requests)
+    assert [g.tokens for g in together] == [g.tokens for g in alone]
+    assert [g.stats.accepted for g in together] == [g.stats.accepted for g in alone]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from dominotree import native
-from dominotree.targets.linear import Linear
+from dominotree.targets.linear import Linear, _weights
 from lesser import FEWER, kernels_without
 
 SHAPES = [(1, 1), (3, 5), (16, 32), (100, 48), (129, 200), (512, 96)]
@@ -69,6 +71,19 @@ def test_int8_weights_are_multiplied_as_they_were_rounded(
     for rows in ROWS:
         assert torch.equal(linear(x[:rows]), whole[:rows]), rows
         assert torch.equal(linear(x[-rows:]), whole[-rows:]), rows
+
+
+@pytest.mark.skipif(not native.available(), reason=f"no C kernels here: {native.reason()}")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_weights_of_a_forked_process_are_its_own() -> None:
+    Linear(torch.ones(4, 4))  # so that there is a chunk with room left
+    child = os.fork()
+    if not child:
+        Linear(torch.full((64, 64), 7.0))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert torch.equal(Linear(torch.eye(3, 64))(torch.ones(1, 64)), torch.ones(1, 3))
+    assert _weights.zeros(64, torch.float32).eq(0).all()
 
 
 @pytest.mark.skipif(not native.available(), reason=f"no C kernels here: {native.reason()}")

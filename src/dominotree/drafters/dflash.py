@@ -43,7 +43,9 @@ class Draft:
         """Those sequences of the batch."""
         rows = list(members)
         texts = [self.texts[row] for row in rows] if self.texts else ()
-        return Draft(self.roots[rows], self.hidden[rows], self.base[rows], texts)
+        spare = max(map(len, self.texts), default=0) - max(map(len, texts), default=0)  # columns of others' words
+        base = self.base[rows][..., : self.base.shape[-1] - spare]
+        return Draft(self.roots[rows], self.hidden[rows], base, texts)
 
 
 class Drafter:

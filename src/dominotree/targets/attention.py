@@ -142,6 +142,7 @@ class NativeAttention:
     ) -> None:
         """Stores the keys and values of all `layers` for `features` `[rows, width]`: fused, normed, projected."""
         store, cache = self._store, self._cache
+        _check_rows(features, len(self._rows), fuse.in_features)
         both = torch.empty(len(features) * (fuse.out_features + project.out_features), dtype=features.dtype)
         behind = both.data_ptr() + len(features) * fuse.out_features * both.element_size()
         store.keys, store.values = cache.keys.data_ptr(), cache.values.data_ptr()
@@ -158,6 +159,7 @@ class NativeAttention:
         `native.Pass` that say what is wanted of it.
         """
         rows, hidden = x.shape
+        _check_rows(x, len(self._rows), shape.hidden)
         attended, kv, size = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, x.element_size()
         widths = [hidden, hidden, attended + 2 * kv, 2 * shape.intermediate, shape.intermediate, attended, attended]
         places = list(accumulate((-(-rows * width * size // 64) * 64 for width in widths), initial=0))
@@ -178,6 +180,12 @@ class NativeAttention:
         )  # fmt: skip
         if failed:
             raise MemoryError("a pass ran out of memory")
+
+
+def _check_rows(x: torch.Tensor, rows: int, width: int) -> None:
+    """Kernels read what they are pointed at."""
+    if x.shape != (rows, width) or x.dtype not in (torch.float32, torch.bfloat16) or not x.is_contiguous():
+        raise ValueError(f"{list(x.shape)} {x.dtype} are no {rows} rows of {width} fp32 or bf16 values in a row")
 
 
 def _at(values: Ints) -> int:

@@ -83,7 +83,7 @@ class Linear:
             narrow = weight.to(torch.bfloat16)
             weight = narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
         weight = weight.contiguous()
-        self._weight = _panels(self.out_features, self.in_features, weight.dtype)
+        self._weight = _weights.zeros(_panel_values(self.out_features, self.in_features, weight.dtype), weight.dtype)
         self._bias = None if self.bias is None else self.bias.float().contiguous()
         kept = _KEPT[weight.dtype]
         native.library().dt_pack(
@@ -125,7 +125,7 @@ class GrowingLinear:
         self._kernel: native.Linear | None = None
         if kernels_serve(dtype, device):
             self._dtype = torch.bfloat16 if torch.bfloat16 in (weight_dtype, dtype) else torch.float32
-            self._weight = _panels(most, in_features, self._dtype)
+            self._weight = torch.zeros(_panel_values(most, in_features, self._dtype), dtype=self._dtype)
             kept = _KEPT[self._dtype]
             self._kernel = native.Linear(in_features, most, kept, self._weight.data_ptr(), None, None)
         else:
@@ -160,9 +160,13 @@ class GrowingLinear:
 
 def _rounded(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`weight` `[out, in]` as int8, and the scales `[out]`, fp32, that give it back."""
-    wide = weight.float()
-    scale = wide.abs().amax(dim=1) / 127
-    return (wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round().to(torch.int8), scale
+    rounded, scales = torch.empty(weight.shape, dtype=torch.int8), []
+    for first in range(0, len(weight), 4096):  # a large head in fp32 would take several times its own memory
+        wide = weight[first : first + 4096].float()
+        scale = wide.abs().amax(dim=1) / 127
+        rounded[first : first + 4096] = (wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round()
+        scales.append(scale)
+    return rounded, torch.cat(scales)
 
 
 def kernels_serve(dtype: torch.dtype, device: torch.device) -> bool:
@@ -172,11 +176,11 @@ def kernels_serve(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 or native.multiplies_bf16() or not onednn_works(torch.bfloat16)
 
 
-def _panels(out_features: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-    """Room for weights in the kernel's order."""
-    lanes = native.library().dt_lanes()
+def _panel_values(out_features: int, in_features: int, dtype: torch.dtype) -> int:
+    """How many values weights take in the kernel's order."""
+    lanes: int = native.library().dt_lanes()
     inputs = in_features + (0 if dtype == torch.float32 else in_features % 2)  # in pairs
-    return _weights.zeros(-(-out_features // lanes) * lanes * inputs, dtype)
+    return -(-out_features // lanes) * lanes * inputs
 
 
 class _Arena:
@@ -193,16 +197,19 @@ class _Arena:
     def zeros(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         """`[count]`; what is handed out together is given back together."""
         size = -(-count * dtype.itemsize // 64) * 64
+        if size > self.CHUNK:
+            return _in_large_pages(size)[: count * dtype.itemsize].view(dtype)
         with self._lock:
             if self._used + size > len(self._chunk):
-                self._chunk, self._used = _in_large_pages(max(size, self.CHUNK)), 0
+                self._chunk, self._used = _in_large_pages(self.CHUNK), 0
             piece = self._chunk[self._used : self._used + count * dtype.itemsize]
             self._used += size
         return piece.view(dtype)
 
 
 def _in_large_pages(size: int) -> torch.Tensor:
-    memory = mmap.mmap(-1, size)
+    own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size, **own)  # shared memory has no large pages, and a fork would go on sharing it
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)

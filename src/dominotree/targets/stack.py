@@ -56,9 +56,11 @@ class Stack:
     ) -> Passed:
         """`x` `[rows, H]`, overwritten, through all layers; `taps` are those whose outputs are wanted too.
 
-        `picked` are the rows that go on to the head, None: all; `room` columns behind its outputs are left to fill, of
-        which `best` knows nothing.
+        `picked` are the rows that go on to the head, None: all; `room` columns behind its outputs are left to fill,
+        which does not go with `best`.
         """
+        if best and room:
+            raise ValueError("the best of columns that are still to be filled cannot be told")
         if self._native is not None and self.head.kernel is not None and isinstance(attend, NativeAttention):
             return self._in_one_call(self._native, self.head.kernel, x, attend, taps, picked, room, best)
         tapped: dict[int, torch.Tensor] = {}
@@ -68,7 +70,7 @@ class Stack:
                 tapped[i] = x.clone()  # the next layer adds to x in place
         features = torch.cat([tapped[i] for i in taps], dim=-1) if taps else None
         if picked is not None:
-            x = x[torch.tensor(picked, device=x.device)]
+            x = x[torch.tensor(picked, dtype=torch.int64, device=x.device)]
         hidden = normalise(x, self.norm, self.layers[0].shape.eps)
         logits = self.head(hidden)
         places = argmax_rows(logits) if best else []
