@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dominotree.errors import UnsupportedModel
@@ -171,7 +172,9 @@ def rope_table(
     elif kind == "yarn":
         inverse, scale = _yarn_frequencies(rope, inverse, theta, head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
-    return (angles.cos() * scale).to(device), (angles.sin() * scale).to(device)
+    wide = angles.double().numpy()  # PyTorch's own cosines differ in last bits from one process to the next
+    cos, sin = (torch.from_numpy(turned).float() * scale for turned in (np.cos(wide), np.sin(wide)))
+    return cos.to(device), sin.to(device)
 
 
 def _llama3_frequencies(rope: Mapping[str, Any], inverse: torch.Tensor) -> torch.Tensor:
