@@ -15,6 +15,7 @@ from dominotree.tree.tree import Tree
 _CONTEXT_STEP = 64
 """Tokens of context within which a round's cost is taken as the same."""
 _FADE = 0.95
+"""What a round counts for beside the one after it, in a sequence's rate."""
 
 
 @dataclass

@@ -11,9 +11,8 @@ class Sizing:
     """What a builder needs that ends a tree where one more node would not pay.
 
     `costs[b][n]` is the time of a round in which sequence b verifies n nodes, `rates[b]` as for `cost_aware_count`
-    (None: 0 for all). A node's chance to be accepted is its
-    probability or, with `calibration`, `(slope, offset)` per depth, sigmoid(slope * logit(probability) + offset) along
-    its path.
+    (None: 0 for all). A node's chance to be accepted is its probability or, with `calibration`, `(slope, offset)` per
+    depth, sigmoid(slope * logit(probability) + offset) along its path.
     """
 
     costs: Sequence[Sequence[float]]
