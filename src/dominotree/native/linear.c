@@ -13,12 +13,16 @@
 #include <unistd.h>
 #endif
 
-#define GROUP 8  /* panels of the widest tile */
-#define TALL 6   /* rows of the tallest tile */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define MANY_REGISTERS 1 /* 32 of vectors, not 16 */
+#else
+#define MANY_REGISTERS 0
+#endif
+#define TALL (MANY_REGISTERS ? 9 : 6) /* rows of the tallest tile of vectors */
 #define PARALLEL 65536 /* multiplications from which on a second thread pays */
 #define BLOCK 48 /* rows whose inputs stay in the cache while all panels pass */
-#define SHARE 6 /* panels that a thread takes at a time: threads are not equally fast */
-#define AHEAD 1024 /* bytes of a panel between what is multiplied and what is fetched: memory is what a pass waits for */
+#define SHARE 6 /* panels that a thread takes at a time, as many as the widest tile has: threads are not equally fast */
+#define AHEAD 2048 /* bytes of a panel between what is multiplied and what is fetched: memory is what a pass waits for */
 
 int64_t dt_lanes(void) { return LANES; }
 
@@ -68,9 +72,8 @@ static inline void finish(const Linear *a, const Ends *io, int64_t row, int64_t 
 static inline __attribute__((always_inline)) vf column_of(const char *panel, const int kept, int64_t k, const int odd) {
     if (kept == FP32) return *(const vf *)((const float *)panel + (k + odd) * LANES);
     if (kept == INT8) {
-        vf wide;
-        for (int j = 0; j < LANES; j++) wide[j] = ((const int8_t *)panel)[k * LANES + 2 * j + odd];
-        return wide;
+        const vu pairs = __builtin_convertvector(*(const vh *)(panel + k * LANES), vu);
+        return __builtin_convertvector((vi)(pairs << (odd ? 16 : 24)) >> 24, vf);
     }
     const vu pairs = *(const vu *)((const uint16_t *)panel + k * LANES);
     return odd ? (vf)(pairs & 0xffff0000u) : (vf)(pairs << 16);
@@ -91,13 +94,13 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
                                                        const int rows, const int panels, const int paired, const int kept) {
     const int64_t in = a->in, bytes = bytes_of(a);
     const char *w = (const char *)a->panels + panel * bytes;
-    vf sum[TALL * GROUP];
+    vf sum[TALL * SHARE]; /* of constant size, else none is kept in registers */
     for (int i = 0; i < rows * panels; i++) sum[i] = (vf){0};
 #ifdef __AVX512BF16__
     if (paired) {
         const int32_t *x = (const int32_t *)io->x + row * (in / 2);
         for (int64_t k = 0; k < in / 2; k++) {
-            __m512bh column[GROUP];
+            __m512bh column[SHARE];
             for (int p = 0; p < panels; p++) {
                 __builtin_prefetch(w + p * bytes + k * (kept == BF16 ? 64 : 32) + AHEAD);
                 column[p] = pairs_of(w + p * bytes, kept, 2 * k);
@@ -117,7 +120,7 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
                 __builtin_prefetch(w + p * bytes + k * LANES * (kept == FP32 ? 4 : kept == BF16 ? 2 : 1) + AHEAD);
             for (int odd = 0; odd < 2; odd++) {
                 if (odd && k + 1 == in) break;
-                vf column[GROUP];
+                vf column[SHARE];
                 for (int p = 0; p < panels; p++) column[p] = column_of(w + p * bytes, kept, k, odd);
                 for (int r = 0; r < rows; r++) {
                     const vf value = all(x[r * in + k + odd]);
@@ -142,32 +145,39 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
         for (; count >= WIDE; panel += WIDE, count -= WIDE) { OF_TYPES(ROWS, WIDE) }                                   \
         for (; count > 0; panel++, count--) { OF_TYPES(ROWS, 1) }                                                      \
     }
-#if defined(__AVX512F__) || defined(__aarch64__) /* 32 vector registers */
-TILES(1, 8)
-TILES(2, 8)
-TILES(3, 4)
-TILES(4, 4)
-TILES(5, 4)
-TILES(6, 4)
-#else /* 16 */
-TILES(1, 8)
-TILES(2, 4)
-TILES(3, 4)
-TILES(4, 2)
+/* Wide enough that sums do not wait for one another, and no wider than there are registers. */
+TILES(1, 6)
+#if MANY_REGISTERS
+TILES(2, 6)
+TILES(3, 6)
+TILES(4, 3)
+TILES(5, 3)
+TILES(6, 3)
+TILES(7, 3)
+TILES(8, 3)
+TILES(9, 2)
+#else
+TILES(2, 3)
+TILES(3, 3)
+TILES(4, 3)
 TILES(5, 2)
 TILES(6, 2)
 #endif
 
 static void (*const tiles[])(const Linear *, const Ends *, int64_t, int64_t, int64_t, int) = {
-    0, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6};
+    0, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6,
+#if MANY_REGISTERS
+    tiles_7, tiles_8, tiles_9,
+#endif
+};
 
+/* `count` panels, SHARE at most, whose weights stay in the cache while all heights pass. */
 static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count, int paired) {
     const int64_t heights = (rows + TALL - 1) / TALL;
-    for (int64_t done = 0; done < count; done += GROUP) /* whose weights stay in the cache while all heights pass */
-        for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 9 rows are 5 and 4 */
-            const int64_t from = rows * t / heights, to = rows * (t + 1) / heights;
-            tiles[to - from](a, io, first + from, panel + done, count - done < GROUP ? count - done : GROUP, paired);
-        }
+    for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 17 rows are 8 and 9 */
+        const int64_t from = rows * t / heights, to = rows * (t + 1) / heights;
+        tiles[to - from](a, io, first + from, panel, count, paired);
+    }
 }
 
 #if TILED
@@ -178,10 +188,10 @@ static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows
 static inline __attribute__((always_inline)) const void *weights_of(const char *w, int kept, int64_t k, uint16_t *wide) {
     if (kept == BF16) {
         const char *step = w + k * 2 * LANES;
-        for (int line = 0; line < SIDE; line++) __builtin_prefetch(step + 4 * AHEAD + 64 * line);
+        for (int line = 0; line < SIDE; line++) __builtin_prefetch(step + 2 * AHEAD + 64 * line);
         return step;
     }
-    for (int line = 0; line < SIDE / 2; line++) __builtin_prefetch(w + k * LANES + 4 * AHEAD + 64 * line);
+    for (int line = 0; line < SIDE / 2; line++) __builtin_prefetch(w + k * LANES + 2 * AHEAD + 64 * line);
     for (int64_t i = 0; i < DEPTH; i += 2) _mm512_store_si512(wide + i * LANES, (__m512i)pairs_of(w, INT8, k + i));
     __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
     return wide;
