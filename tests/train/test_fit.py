@@ -206,6 +206,6 @@ def test_accuracy_along_an_answer_is_acceptance_when_decoding(
     method = "domino" if projector == "domino" else "dflash"
     out = pair.generate(prompt, method=method, max_new_tokens=40)
     assert out.token_ids == answer
-    # the first answer token comes from the prompt's own pass, and is no draft's
-    assert out.stats.mean_accepted == pytest.approx(told.tau, abs=0.15)
+    # the first answer token comes from the prompt's own pass, and is no draft's; a checkpoint is rounded to bf16
+    assert out.stats.rounds == pytest.approx((len(answer) - 1) / told.tau, abs=1)
     assert told.tau > 2

@@ -148,18 +148,20 @@ def examine_settings(
     tick: Callable[[str], None] = lambda _: None,
 ) -> SettingsResult:
     """Tries every alternative on known answers. Of those of a field that are clearly better than the configured value
-    one is a finding, and the fields that follow are tried with it in place. Where one is promising only, it is
-    tried again on the answers that `more` gives as well. `where` is the config's path.
+    one is a finding, and the fields that follow are tried with it in place; in the end each has to show its worth
+    beside the others. Where one is promising only, it is tried again on the answers that `more` gives as well. `where`
+    is the config's path.
     """
 
     def attempt(alternative: Alternative) -> Tried:
         tick(alternative.said)
-        return Tried(alternative, best, foresee(drafter.reading(**{alternative.field: alternative.value}), answers))
+        return Tried(alternative, best, foresee(reading.reading(**{alternative.field: alternative.value}), answers))
 
+    reading = drafter
     tick("the drafter as configured")
     configured = best = foresee(drafter, answers)
     tried: list[Tried] = []
-    findings: list[Finding] = []
+    winners: list[Tried] = []
     for group in groups:
         found = [attempt(alternative) for alternative in group]
         doubtful = any(one.promising for one in found) and not any(one.clearly_better for one in found)
@@ -167,17 +169,38 @@ def examine_settings(
         if further:
             answers, more = [*answers, *further], tuple
             tick("more answers")
-            best = foresee(drafter, answers)
-            configured = configured if findings else best
+            best = foresee(reading, answers)
+            configured = configured if winners else best
             found = [attempt(one.alternative) if one.promising else one for one in found]
         tried += found
         better = [one for one in found if one.clearly_better]
         if better:
             winner = _first_unless_beaten(better)
-            findings.append(_wrong_setting(winner, drafter.config, where))
-            drafter = drafter.reading(**{winner.alternative.field: winner.alternative.value})
+            winners.append(winner)
+            reading = reading.reading(**{winner.alternative.field: winner.alternative.value})
             best = winner.after
-    return SettingsResult(configured, best, tuple(tried), tuple(findings))
+    if len(winners) > 1:
+        winners, best = _worth_it_together(reading, best, winners, drafter.config, answers)
+    findings = tuple(_wrong_setting(winner, drafter.config, where) for winner in winners)
+    return SettingsResult(configured, best, tuple(tried), findings)
+
+
+def _worth_it_together(
+    reading: Drafter, best: Foresight, winners: Sequence[Tried], config: DrafterConfig, answers: Sequence[KnownAnswer]
+) -> tuple[list[Tried], Foresight]:
+    """The winners that gain something beside all others, and what is foreseen with them alone: a layer or a mask may
+    have seemed better only because something worse was still wrong.
+    """
+    kept = []
+    for winner in winners:
+        field = winner.alternative.field
+        without = reading.reading(**{field: getattr(config, field)})
+        again = Tried(winner.alternative, foresee(without, answers), best)
+        if not again.clearly_better:
+            others = [other for other in winners if other is not winner]
+            return _worth_it_together(without, again.before, others, config, answers)
+        kept.append(again)
+    return kept, best
 
 
 def _first_unless_beaten(better: Sequence[Tried]) -> Tried:
