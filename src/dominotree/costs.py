@@ -85,9 +85,9 @@ class CostModel:
         """Time of building a tree of `nodes` nodes."""
         return float(_interpolate(np.array([nodes + 1]), self.rows, self.build_ms)[0])
 
-    def plain(self, context: int) -> float:
-        """Time of a round without a draft."""
-        return float(self.verify(1, context)[0]) + self.rest_ms
+    def plain(self, context: int, sequences: int = 1) -> float:
+        """Time of a round without a draft for so many sequences."""
+        return float(self.verify(sequences, context, sequences)[-1]) + sequences * self.rest_ms
 
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""

@@ -6,8 +6,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -30,8 +31,21 @@ PREFILL_CHUNK = 256
 
 NO_TREE = Tree()
 
-Share = Callable[[Sequence[Tree], int, int], Sequence[Tree]]
-"""`(trees, sequences in the round, longest context) -> leading parts of the trees`, for sharing a pass out."""
+
+class Share(Protocol):
+    """Shares a pass out among the sequences of a round."""
+
+    def pays(self, sequences: int) -> bool:
+        """Whether the next round, of so many sequences, should draft."""
+        ...
+
+    def cut(self, trees: Sequence[Tree], sequences: int, context: int) -> Sequence[Tree]:
+        """Leading parts of the trees, for a round of so many sequences behind at most `context` tokens."""
+        ...
+
+    def observe(self, accepted: int) -> None:
+        """Is told how many of the nodes it left were accepted."""
+        ...
 
 
 class Decoder:
@@ -57,7 +71,7 @@ class Decoder:
         """`context` bounds prompt and answer together, `max_nodes` the tree of any request.
 
         `adaptive` sizes the trees of methods with a cost-aware budget, which are refused without it. `share` may cut
-        the trees of a round that several sequences take part in.
+        the trees of a round that several sequences take part in, or leave out its draft.
         """
         if slots < 1 or context < 2:
             raise InvalidRequest(f"{slots} slots of {context} tokens cannot decode; at least 1 slot of 2 is expected")
@@ -153,14 +167,17 @@ class Decoder:
     # One round, as in the paper
 
     def _round(self, batch: Sequence[Generation], watch: Stopwatch) -> None:
+        share = self._share if len(batch) > 1 else None
         drafting = [g for g in batch if self._max_depth(g) > 0 and self._pays(g)]
+        if drafting and share is not None and not share.pays(len(batch)):
+            drafting = []
         with watch.stage("draft"):
             draft = self._draft(drafting)
         with watch.stage("build"):
             trees = self._build(drafting, draft)
-            if self._share is not None and trees and len(batch) > 1:
+            if share is not None and trees:
                 longest = max(len(generation.tokens) for generation in batch)
-                trees = dict(zip(trees, self._share(list(trees.values()), len(batch), longest), strict=True))
+                trees = dict(zip(trees, share.cut(list(trees.values()), len(batch), longest), strict=True))
         with watch.stage("verify"):
             segments = [_segment(g, trees.get(id(g), NO_TREE)) for g in batch]
             greedy = any(generation.request.sampling.is_plain_greedy for generation in batch)
@@ -173,6 +190,8 @@ class Decoder:
         finally:  # a request that fails must not leave those before it without their drafter's context
             with watch.stage("draft"):
                 self._extend_context(batch[: len(kept)], kept, out.features)
+            if share is not None and trees:
+                share.observe(sum(len(rows) - 1 for rows in kept))
             _record(batch, trees, kept, watch)
 
     def _commit(

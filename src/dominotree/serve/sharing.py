@@ -7,11 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dominotree.adaptive import Pace
 from dominotree.costs import CostModel
+from dominotree.machine import cpu_has_bf16
 from dominotree.tree.tree import Tree
 
 CPU_ROWS = 64
+SLOW_CPU_ROWS = 16
+"""Where the processor does not multiply bf16 itself, a row costs more than its share of memory."""
 GPU_ROWS = 512
+
+_FADE = 0.95
+"""What a round counts for beside the one after it, in how far chances are believed."""
 
 
 class RowShare:
@@ -19,33 +26,62 @@ class RowShare:
 
     Every sequence has its root's row whatever happens, so one without a tree costs one row. A drafted node is worth
     the probability that its whole path is accepted; nodes are taken in that order across sequences. With a cost
-    profile as many as make the most of the pass's time, else as many as fit into `max_rows`. Only speed depends on
-    it, never the output.
+    profile as many as make the most of the pass's time, else as many as fit into `max_rows`.
+
+    With a profile, rounds of so many sequences that drafting for them has not paid of late go without. Drafters are
+    surer of themselves than they should be: the chances of all nodes are lowered by the factor by which fewer than
+    expected were accepted. Only speed depends on any of it, never the output.
     """
 
     def __init__(self, max_rows: int, costs: CostModel | None = None) -> None:
         self.max_rows, self.costs = max_rows, costs
+        self._paces: dict[int, Pace] = {}
+        self._expected = self._accepted = 10.0
+        self._expected_now = 0.0
 
     @classmethod
     def on(cls, device: torch.device, max_rows: int | None, costs: CostModel | None) -> RowShare:
         """The rule for a device: a limit that was given, else the profile, else what is safe there."""
         if max_rows is not None:
             return cls(max_rows)
-        return cls(CPU_ROWS if device.type == "cpu" else GPU_ROWS, costs)
+        rows = GPU_ROWS if device.type != "cpu" else CPU_ROWS if cpu_has_bf16() else SLOW_CPU_ROWS
+        return cls(rows, costs)
 
-    def __call__(self, trees: Sequence[Tree], sequences: int, context: int) -> list[Tree]:
+    def pays(self, sequences: int) -> bool:
+        """Whether the next round, of so many sequences, should draft."""
+        if self.costs is None:
+            return True
+        pace = self._paces.setdefault(sequences, Pace())
+        if not pace.drafts:
+            pace.skipped()
+            return False
+        return True
+
+    def cut(self, trees: Sequence[Tree], sequences: int, context: int) -> list[Tree]:
         """The leading parts of `trees`, for a pass of `sequences` roots behind at most `context` tokens."""
         scores = np.array([score for tree in trees for score in tree.score])
         owners = np.repeat(np.arange(len(trees)), [len(tree) for tree in trees])
         order = np.argsort(-scores, kind="stable")  # within a tree best first already, so leading parts stay trees
-        count = self._count(np.exp(scores[order]), sequences, context)
+        count = self._count(np.exp(scores[order]), len(trees), sequences, context)
         kept = np.bincount(owners[order[:count]], minlength=len(trees))
         return [tree.first(int(n)) if n < len(tree) else tree for tree, n in zip(trees, kept, strict=True)]
 
-    def _count(self, chances: np.ndarray, sequences: int, context: int) -> int:
+    def observe(self, accepted: int) -> None:
+        """Learns how many of the nodes that were kept the target accepted."""
+        self._expected = _FADE * self._expected + self._expected_now
+        self._accepted = _FADE * self._accepted + accepted
+
+    def _count(self, chances: np.ndarray, drafting: int, sequences: int, context: int) -> int:
         """How many of the nodes, best first, to verify beside the roots."""
         if self.costs is None:
             return max(0, min(len(chances), self.max_rows - sequences))
         ms = self.costs.round(len(chances), context, sequences=sequences)
-        gains = sequences + np.concatenate([[0.0], np.cumsum(chances)])
-        return int(np.argmax(gains / ms))
+        ms += self.costs.draft(context, drafting) - self.costs.draft(context, sequences)
+        believed = min(1.0, self._accepted / self._expected)
+        accepted = np.concatenate([[0.0], np.cumsum(chances)])
+        gains = sequences + believed * accepted
+        count = int(np.argmax(gains / ms))
+        plain = self.costs.plain(context, sequences) / sequences
+        self._paces.setdefault(sequences, Pace()).drafted(float(gains[count]), float(ms[count]), plain, count)
+        self._expected_now = float(accepted[count])
+        return count
