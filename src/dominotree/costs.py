@@ -120,12 +120,15 @@ def _at_context(context: int, contexts: Sequence[int], curves: Floats) -> Floats
 
 
 def fit_convex(rows: Sequence[int], ms: Sequence[float]) -> list[float]:
-    """The monotone convex curve nearest to `ms` at `rows` in least squares: sums of hinges, by scipy's nnls."""
+    """The monotone convex curve nearest to `ms` at `rows`, in least squares of relative errors, since small passes are
+    the common ones: sums of hinges, by scipy's nnls.
+    """
     from scipy.optimize import nnls
 
     n = np.array(rows, dtype=np.float64)
     hinges = np.maximum(n[:, None] - n[None, :-1], 0)
-    weights, _ = nnls(np.column_stack([np.ones_like(n), hinges]), np.array(ms, dtype=np.float64))
+    sized = np.array(ms, dtype=np.float64)[:, None]
+    weights, _ = nnls(np.column_stack([np.ones_like(n), hinges]) / sized, np.ones_like(n))
     fitted: Floats = weights[0] + hinges @ weights[1:]
     return [float(x) for x in fitted]
 
