@@ -17,7 +17,7 @@ from dominotree.generation import Round
 from dominotree.token_names import TokenNames
 from dominotree.tree.tree import Tree
 
-PROMPT = "Why is the sky blue?"
+PROMPT = "Why do leaves change colour in autumn?"
 BUDGET = 8
 FILE = Path(__file__).with_suffix(".svg")
 
