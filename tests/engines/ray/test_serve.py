@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,8 @@ from dominotree.pair import Pair, load
 from dominotree.ray import Options, application
 from engines.ray.host import SlowReplica
 
-PORT = 8123
+with socket.create_server(("127.0.0.1", 0)) as _free:
+    PORT = _free.getsockname()[1]
 URL = f"http://127.0.0.1:{PORT}"
 
 
@@ -134,6 +136,40 @@ def test_a_replica_that_is_ended_finishes_what_it_has_begun(
     assert last.choices[0].finish_reason == "length"
     replacing.join()
     assert answer(client(), said(1))
+
+
+def test_replicas_are_added_under_load_and_answer_alike(
+    cluster: Any, fleet: Callable[..., None], model: Path, drafter: Path
+) -> None:
+    """Ray looks at what is asked of the replicas and adds one after half a minute."""
+    fleet(options(model, drafter, replicas=1, max_replicas=2, max_batch=1, cpus=3))
+
+    def running() -> int:
+        deployment = serve.status().applications["fleet"].deployments["dominotree"]
+        return deployment.replica_states.get("RUNNING", 0)
+
+    assert running() == 1
+    grown, deadline, found = threading.Event(), time.monotonic() + 150, dict[int, str]()
+
+    def ask(first: int) -> None:
+        for number in range(first, 10_000, 4):
+            found[number], _ = patiently(said(number))
+            if grown.is_set():
+                return
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, first) for first in range(4)]
+        while running() < 2 and time.monotonic() < deadline:
+            time.sleep(1)
+        seen = running()
+        time.sleep(3)  # both answer for a while
+        grown.set()
+    for one in asked:
+        one.result()
+    assert seen == 2
+    pair = load(target=str(model), drafter=str(drafter), dtype="float32")
+    few = sorted(found)[:8] + sorted(found)[-8:]
+    assert [found[number] for number in few] == [alone(pair, said(number)) for number in few]
 
 
 def test_options_that_are_wrong_are_refused_before_anything_starts(model: Path) -> None:
