@@ -47,6 +47,7 @@ BAD = [
     ({"logit_bias": {"99999": 1}}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"5": 1000}}, "logit_bias"),
+    ({"logit_bias": {"5": 1, "05": -1}}, "logit_bias"),
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"repetition_penalty": 5e-324}, "repetition_penalty"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -127,6 +128,16 @@ def test_the_log_tells_what_happened_and_none_of_the_text(served: Served, log: i
     assert lines[0]["completion_tokens"] == lines[1]["completion_tokens"] == 3
     assert lines[0]["outcome"] == ["length"]
     assert "secret" not in log.getvalue()
+
+
+def test_what_is_not_http_leaves_a_line_of_the_log_like_any_other(served: Served, log: io.StringIO) -> None:
+    address = httpx.URL(served.url)
+    with socket.create_connection((address.host, address.port or 80), timeout=60) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+    until(lambda: "Invalid HTTP" in log.getvalue())
+    (line,) = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert line["level"] == "warning"
 
 
 def test_prompts_are_logged_when_asked_for(log: io.StringIO) -> None:

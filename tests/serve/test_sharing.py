@@ -74,8 +74,8 @@ def rounds_that_draft(
     for _ in range(rounds):
         drafted.append(share.pays(sequences))
         if drafted[-1]:
-            share.cut(trees, sequences, 100)
-            share.observe(accepted)
+            kept = sum(map(len, share.cut(trees, sequences, 100)))
+            share.observe(min(accepted, kept))
     return drafted
 
 
@@ -95,6 +95,15 @@ def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
     honest, boasting = (RowShare(64, tiny_costs(slope=0.3)) for _ in range(2))
     assert all(rounds_that_draft(honest, 2, trees, 5))
     assert sum(rounds_that_draft(boasting, 2, trees, 0)[-40:]) < 10
+
+
+@pytest.mark.parametrize("slope", [0.3, 1.0])
+@pytest.mark.parametrize("wrong", [60, 1000])
+def test_a_drafter_that_was_wrong_for_a_while_is_believed_again(slope: float, wrong: int) -> None:
+    trees, share = [tree(0.9, 0.85, 0.8), tree(0.9, 0.85, 0.8)], RowShare(64, tiny_costs(slope=slope))
+    rounds_that_draft(share, 2, trees, 0, wrong)
+    assert sum(rounds_that_draft(share, 2, trees, 6, 400)[-100:]) > 90
+    assert sum(len(part) for part in share.cut(trees, 2, 100)) > 2
 
 
 @pytest.mark.parametrize("rows", [1, 9, 30])

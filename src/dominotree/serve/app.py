@@ -418,7 +418,7 @@ async def _refuse_http(request: Request, error: Exception) -> Response:
     code = {400: "invalid_json", 404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
     message = f"{request.method} {request.url.path}: {error.detail}" if code else str(error.detail)
     if error.status_code == 400:  # the framework's own, of a body that it cannot read
-        message = "the body is not valid JSON: text in UTF-8 is expected, not nested too deep"
+        message = "the body is not valid JSON: UTF-8 is expected, not nested too deep, without numbers of 4,300 digits"
     found = ApiError(error.status_code, message, code=code)
     _note_refusal(request, found)
     return _json(found.body, found.status, dict(error.headers or {}))

@@ -74,7 +74,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
-TokenText = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+TokenText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]  # one spelling, or a token could be named twice
 
 
 class _Strict(BaseModel):

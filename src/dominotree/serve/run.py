@@ -109,8 +109,11 @@ class JsonLines(logging.Formatter):
 
 
 def log_to(stream: Any = None) -> None:
-    """From now on the server's log goes to `stream` (standard error by default) as JSON lines."""
+    """From now on the server's log goes to `stream` (standard error by default) as JSON lines, and so does what
+    uvicorn warns of.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
-    log.handlers[:], log.propagate = [handler], False
-    log.setLevel(logging.INFO)
+    for logger, level in ((log, logging.INFO), (logging.getLogger("uvicorn.error"), logging.WARNING)):
+        logger.handlers[:], logger.propagate = [handler], False
+        logger.setLevel(level)

@@ -17,8 +17,12 @@ SLOW_CPU_ROWS = 16
 """Where the processor does not multiply bf16 itself, a row costs more than its share of memory."""
 GPU_ROWS = 512
 
-_FADE = 0.95
-"""What a round counts for beside the one after it, in how far chances are believed."""
+_FADE, _UNTESTED = 0.95, 0.5
+"""What is known of how far chances can be believed fades by this with every draft, and where nothing of it was
+verified: a drafter that was wrong for a while is to have another chance.
+"""
+_PRIOR = 10.0
+"""Nodes, expected and accepted, that a drafter is credited with beforehand."""
 
 
 class RowShare:
@@ -36,8 +40,7 @@ class RowShare:
     def __init__(self, max_rows: int, costs: CostModel | None = None) -> None:
         self.max_rows, self.costs = max_rows, costs
         self._paces: dict[int, Pace] = {}
-        self._expected = self._accepted = 10.0
-        self._expected_now = 0.0
+        self._expected = self._accepted = self._expected_now = 0.0
 
     @classmethod
     def on(cls, device: torch.device, max_rows: int | None, costs: CostModel | None) -> RowShare:
@@ -68,8 +71,9 @@ class RowShare:
 
     def observe(self, accepted: int) -> None:
         """Learns how many of the nodes that were kept the target accepted."""
-        self._expected = _FADE * self._expected + self._expected_now
-        self._accepted = _FADE * self._accepted + accepted
+        fade = _FADE if self._expected_now else _UNTESTED
+        self._expected = fade * self._expected + self._expected_now
+        self._accepted = fade * self._accepted + accepted
 
     def _count(self, chances: np.ndarray, drafting: int, sequences: int, context: int) -> int:
         """How many of the nodes, best first, to verify beside the roots."""
@@ -77,7 +81,7 @@ class RowShare:
             return max(0, min(len(chances), self.max_rows - sequences))
         ms = self.costs.round(len(chances), context, sequences=sequences)
         ms += self.costs.draft(context, drafting) - self.costs.draft(context, sequences)
-        believed = min(1.0, self._accepted / self._expected)
+        believed = min(1.0, (_PRIOR + self._accepted) / (_PRIOR + self._expected))
         accepted = np.concatenate([[0.0], np.cumsum(chances)])
         gains = sequences + believed * accepted
         count = int(np.argmax(gains / ms))
