@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,27 @@ def test_the_command_serves_until_it_is_told_to_stop(model: Path, drafter: Path)
             assert httpx.get(f"{url}/health", headers={"host": host}, timeout=60).status_code == status
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def test_a_second_interrupt_ends_answers_at_once_and_in_order(model: Path, drafter: Path) -> None:  # noqa: F811
+    many = {**BODY, "max_tokens": 200, "n": 16, "ignore_eos": True, "stream": True}
+    pair = ("--target", model, "--drafter", drafter, "--dtype", "float32", "--context", 256, "--max-batch", 1)
+    with command(*pair, "--grace", 600) as (process, url):
+        events = []
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=many, timeout=60) as reply:
+            for line in filter(None, reply.iter_lines()):
+                events.append(line)
+                if len(events) == 3:
+                    process.send_signal(signal.SIGINT)
+                    time.sleep(0.2)
+                    process.send_signal(signal.SIGINT)
+        assert "error" in json.loads(events[-2].removeprefix("data: "))
+        assert events[-1] == "data: [DONE]"
+        assert process.wait(60) == 130  # as every command that was interrupted
+        assert process.stderr is not None
+        *log, last = filter(None, process.stderr.read().splitlines())
+        assert [json.loads(line)["event"] for line in log][:2] == ["shutting down", "shutting down at once"]
+        assert last == "Interrupted."
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import traceback
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -26,10 +27,14 @@ own 5 s are also those of httpx, and so of the openai client."""
 
 
 class Server(uvicorn.Server):
-    """Shuts down in order: no new requests, running ones finish or end with an error, then connections close."""
+    """Shuts down in order: no new requests, running ones finish or end with an error, then connections close.
+
+    A second signal ends the running ones at once, in the same order; uvicorn would drop connections and threads.
+    """
 
     def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         self.engine, self.grace_s = app.state.engine, app.state.settings.grace_s
+        self._hurried = False
         super().__init__(
             uvicorn.Config(
                 app,
@@ -47,7 +52,24 @@ class Server(uvicorn.Server):
         """As uvicorn's, with a word to the engine first."""
         log.info("shutting down", extra={"fields": {"answers": self.engine.open, "grace_s": self.grace_s}})
         self.engine.close(self.grace_s)
-        await super().shutdown(sockets)
+        hurry = asyncio.create_task(self._hurry())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            hurry.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Notes a signal."""
+        if self.should_exit:
+            self._hurried = True
+        else:
+            super().handle_exit(sig, frame)
+
+    async def _hurry(self) -> None:
+        while not self._hurried:  # a signal's handler may not wait for the engine's lock
+            await asyncio.sleep(0.1)
+        log.info("shutting down at once", extra={"fields": {"answers": self.engine.open}})
+        self.engine.close()
 
 
 def listen(host: str = "127.0.0.1", port: int = 8000) -> socket.socket:
