@@ -137,6 +137,14 @@ def test_trees_are_cut_as_the_batch_grows_where_rows_cost() -> None:
     assert [free.round(n, 64)[0] for n in (1, 8, 32)] == [16, 16, 16]
 
 
+def test_a_busy_round_goes_without_a_draft_that_does_not_pay() -> None:
+    costs = replace(profile(row_ms=2), draft_ms=[30.0, 30.0], draft_each_ms=[30.0, 30.0])
+    fleet = Fleet(costs, THREE, 16)
+    assert fleet.round(1, 100)[0] == 16  # as the server: alone a sequence drafts what it was asked to
+    assert fleet.round(4, 64) == (0, costs.plain(64, 4))
+    assert Fleet(costs, THREE, 16, max_rows=20).round(4, 64)[0] == 4
+
+
 def test_rows_that_are_given_bound_a_round_of_several() -> None:
     fleet = Fleet(profile(row_ms=0), THREE, 16, max_rows=20)
     assert [fleet.round(n, 64)[0] for n in (1, 2, 10, 20, 30)] == [16, 9, 1, 0, 0]

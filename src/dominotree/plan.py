@@ -152,10 +152,10 @@ class Fleet:
         key = sequences, int(context / _CONTEXT_STEP + 0.5) * _CONTEXT_STEP
         if key not in self._rounds:
             nodes = self._share(*key)
-            ms, plain = self._ms(key[0], nodes, key[1]), self.costs.plain(key[1], sequences)
+            ms, plain = self._ms(sequences, nodes, key[1]), self.costs.plain(key[1], sequences)
             pays = self.acceptance.tau(nodes) * plain >= ms
-            alone = sequences == 1 or self.max_rows is not None or not self.budget
-            self._rounds[key] = (nodes, ms) if pays or alone else (0, plain)
+            drafts_anyway = sequences == 1 or self.max_rows is not None or not self.budget
+            self._rounds[key] = (nodes, ms) if pays or drafts_anyway else (0, plain)
         return self._rounds[key]
 
     def prefill_ms(self, tokens: int, context: int) -> float:
