@@ -9,11 +9,9 @@ def follow(pace: Pace, gains: list[float]) -> list[bool]:
     """Which of the next rounds draft, when each that does is worth the gain of its place."""
     drafted = []
     for gain in gains:
-        drafted.append(pace.drafts)
-        if pace.drafts:
+        drafted.append(pace.drafts())
+        if drafted[-1]:
             pace.drafted(gain, 1.0, 1.0, 4)
-        else:
-            pace.skipped()
     return drafted
 
 

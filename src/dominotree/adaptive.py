@@ -40,14 +40,12 @@ class Pace:
         """Tokens a millisecond of late, as expected; 0 before the first round."""
         return self.tokens / self.ms if self.ms else 0.0
 
-    @property
     def drafts(self) -> bool:
-        """Whether the next round should draft."""
-        return self.gain >= 1 or self.waited >= self.patience
-
-    def skipped(self) -> None:
-        """A round went without a draft."""
+        """Whether this round should draft; one that should not is counted."""
+        if self.gain >= 1 or self.waited >= self.patience:
+            return True
         self.waited += 1
+        return False
 
     def drafted(self, tokens: float, ms: float, plain_ms: float, nodes: int) -> None:
         """A round drafted: its best tree, of so many nodes, is expected to yield `tokens` in `ms`; without a draft it

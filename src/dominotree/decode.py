@@ -277,10 +277,7 @@ class Decoder:
 
     def _pays(self, generation: Generation) -> bool:
         """Whether to draft at all: fixed budgets always do."""
-        if generation.request.drafting.kind.rule != "calibrated" or generation.pace.drafts:
-            return True
-        generation.pace.skipped()
-        return False
+        return generation.request.drafting.kind.rule != "calibrated" or generation.pace.drafts()
 
     def _budget(self, generation: Generation) -> AdaptiveBudget | None:
         """What sizes the sequence's trees, where that is not its fixed budget."""

@@ -52,13 +52,7 @@ class RowShare:
 
     def pays(self, sequences: int) -> bool:
         """Whether the next round, of so many sequences, should draft."""
-        if self.costs is None:
-            return True
-        pace = self._paces.setdefault(sequences, Pace())
-        if not pace.drafts:
-            pace.skipped()
-            return False
-        return True
+        return self.costs is None or self._paces.setdefault(sequences, Pace()).drafts()
 
     def cut(self, trees: Sequence[Tree], sequences: int, context: int) -> list[Tree]:
         """The leading parts of `trees`, for a pass of `sequences` roots behind at most `context` tokens."""
