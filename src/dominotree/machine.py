@@ -45,11 +45,23 @@ def set_threads(threads: int | None) -> int:
 
 def cpu_has_bf16() -> bool:
     """Whether the processor multiplies bf16 itself; where it is emulated, fp32 is faster."""
+    flags = _cpu_flags()
+    return platform.machine() == "arm64" if flags is None else bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def vector_registers() -> int:
+    """How many registers hold vectors, which is what bounds the rows that a pass multiplies at once."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return 32
+    return 32 if "avx512f" in (_cpu_flags() or ()) else 16
+
+
+def _cpu_flags() -> set[str] | None:
+    """What the processor can do, in Linux's words; None: it is not said (elsewhere, as on Apple silicon)."""
     try:
-        flags = set(Path("/proc/cpuinfo").read_text().split())
+        return set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
-        return platform.machine() == "arm64"  # Apple silicon
-    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
+        return None
 
 
 def cpu_name() -> str:

@@ -20,7 +20,7 @@ from dominotree.drafters.checkpoint import check_fits_target, draft_token_ids, r
 from dominotree.drafters.dflash import Drafter
 from dominotree.errors import InvalidRequest
 from dominotree.generation import FinishReason, Generation, Request, Stats
-from dominotree.machine import cpu_has_bf16, parse_device, parse_dtype, set_threads
+from dominotree.machine import cpu_has_bf16, parse_device, parse_dtype, set_threads, vector_registers
 from dominotree.methods import DEFAULT_BUDGET, METHODS, Drafting
 from dominotree.sampling import SamplingParams, TokenLogprobs
 from dominotree.targets.base import Lender, Target
@@ -31,6 +31,7 @@ log = logging.getLogger("dominotree")
 
 CPU_BUDGET = 8
 FP32_CPU_BUDGET = 5
+AVX2_BUDGET = 3
 NIL_ACCEPTANCE = 1.1
 _ROUNDS_TO_JUDGE = 20
 
@@ -153,11 +154,14 @@ class Pair:
         """The budget of a tree where none is named: smaller on a CPU, where each row of a pass costs arithmetic.
 
         Of 4, 8, 16 and 32 nodes 8 were fastest for the default pair in bf16 (results/report.md); in fp32 a row costs
-        more. `dominotree profile` tells what it costs on a machine, `dominotree tune` what is best there.
+        more, and with 16 registers (AVX2) a pass of over four rows is dear. `dominotree profile` tells what rows cost
+        on a machine, `dominotree tune` what is best there.
         """
         if self.target.device.type != "cpu":
             return DEFAULT_BUDGET
-        return CPU_BUDGET if self.target.dtype == torch.bfloat16 and cpu_has_bf16() else FP32_CPU_BUDGET
+        if self.target.dtype == torch.bfloat16 and cpu_has_bf16():
+            return CPU_BUDGET
+        return FP32_CPU_BUDGET if vector_registers() == 32 else AVX2_BUDGET
 
     def drafting(self, method: str | None = None, budget: int | None = None, **options: Any) -> Drafting:
         """How to draft, with this pair's defaults where nothing is named; `options` are fields of `Drafting`."""

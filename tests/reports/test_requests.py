@@ -19,7 +19,7 @@ from dominotree.drafters.checkpoint import check_fits_target
 from dominotree.drafters.config import DrafterConfig
 from dominotree.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
 from dominotree.machine import parse_device, set_threads
-from dominotree.pair import FP32_CPU_BUDGET, Pair
+from dominotree.pair import AVX2_BUDGET, FP32_CPU_BUDGET, Pair
 from dominotree.targets.config import TargetConfig
 from dominotree.targets.decoder import DecoderTarget
 from dominotree.text import TextCodec, TextStream
@@ -245,18 +245,26 @@ def test_every_drafting_option_changes_what_is_reported(target: DecoderTarget) -
     pair = Pair(target, CODEC, tiny_drafter(target))
     options: dict[str, Any] = dict(max_new_tokens=12, ignore_eos=True)
     usual = pair.generate(PROMPT, **options)
-    assert (usual.method, usual.budget) == ("dominotree", FP32_CPU_BUDGET)
+    assert (usual.method, usual.budget) == ("dominotree", pair.default_budget)
     one = pair.generate(PROMPT, max_new_tokens=1)
     assert (one.stats.rounds, one.stats.mean_accepted, one.stats.nodes, one.stats.tokens_per_s) == (0, 0.0, [], 0.0)
     nodes = {}
-    for name, value in (("budget", 3), ("method", "ar"), ("candidates", 1), ("node_topk", 1)):
+    for name, value in (("budget", 2), ("method", "ar"), ("candidates", 1), ("node_topk", 1)):
         out = pair.generate(PROMPT, **options, **{name: value})
         assert out.token_ids == usual.token_ids
         nodes[name] = sum(out.stats.nodes)
-    assert pair.generate(PROMPT, **options, budget=3).budget == 3
+    assert pair.generate(PROMPT, **options, budget=2).budget == 2
     assert len({sum(usual.stats.nodes), *nodes.values()}) >= 4
     assert nodes["method"] == 0
     assert Pair(target, CODEC).generate(PROMPT, **options).method == "ar"
+
+
+@pytest.mark.parametrize(("registers", "budget"), [(32, FP32_CPU_BUDGET), (16, AVX2_BUDGET)])
+def test_fewer_registers_take_a_smaller_tree(
+    target: DecoderTarget, monkeypatch: pytest.MonkeyPatch, registers: int, budget: int
+) -> None:
+    monkeypatch.setattr("dominotree.pair.vector_registers", lambda: registers)
+    assert Pair(target, CODEC, tiny_drafter(target)).default_budget == budget
 
 
 def test_a_drafter_that_is_never_right_is_said_to_be_once(

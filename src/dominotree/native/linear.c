@@ -18,7 +18,7 @@
 #else
 #define MANY_REGISTERS 0
 #endif
-#define TALL (MANY_REGISTERS ? 9 : 6) /* rows of the tallest tile of vectors */
+#define TALL (MANY_REGISTERS ? 9 : 4) /* rows of the tallest tile of vectors */
 #define PARALLEL 65536 /* multiplications from which on a second thread pays */
 #define BLOCK 48 /* rows whose inputs stay in the cache while all panels pass */
 #define SHARE 6 /* panels that a thread takes at a time, as many as the widest tile has: threads are not equally fast */
@@ -158,16 +158,14 @@ TILES(8, 3)
 TILES(9, 2)
 #else
 TILES(2, 3)
-TILES(3, 3)
-TILES(4, 3)
-TILES(5, 2)
-TILES(6, 2)
+TILES(3, 2)
+TILES(4, 2)
 #endif
 
 static void (*const tiles[])(const Linear *, const Ends *, int64_t, int64_t, int64_t, int) = {
-    0, tiles_1, tiles_2, tiles_3, tiles_4, tiles_5, tiles_6,
+    0, tiles_1, tiles_2, tiles_3, tiles_4,
 #if MANY_REGISTERS
-    tiles_7, tiles_8, tiles_9,
+    tiles_5, tiles_6, tiles_7, tiles_8, tiles_9,
 #endif
 };
 
