@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Request
 from dominotree.methods import Drafting
 from dominotree.sampling import SamplingParams
+from dominotree.tree.tree import Tree
 from oracle import OracleDrafter, tiny_drafter
 from targets.tiny import tiny_target
 
@@ -41,6 +43,48 @@ def test_the_oracle_is_accepted_in_whole_blocks(target, answer) -> None:  # type
     generation = decode(target, answer)
     assert generation.new_tokens == answer
     assert generation.stats.mean_accepted > 8
+
+
+class Pauses:
+    """A share that drafts in every fourth round and cuts nothing."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def pays(self, _: int) -> bool:
+        self.rounds += 1
+        return self.rounds % 4 == 0
+
+    def cut(self, trees: Sequence[Tree], *_: int) -> Sequence[Tree]:
+        return trees
+
+    def observe(self, _: int) -> None:
+        pass
+
+
+def test_a_drafter_that_pauses_reads_what_it_missed_at_once(target) -> None:  # type: ignore[no-untyped-def]
+    prompts = [PROMPT, PROMPT[::-1]]
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    alone = [g.new_tokens for g in Decoder(target).run([Request(p, params, Drafting("ar")) for p in prompts])]
+    contexts, reads = {}, {}
+    for share in (None, Pauses()):
+        drafter = OracleDrafter(target, [p + a for p, a in zip(prompts, alone, strict=True)], block=4)
+        decoder = Decoder(target, drafter, slots=2, share=share)
+        counted: list[int] = []
+        honest = drafter.extend
+        drafter.extend = lambda *a, honest=honest, counted=counted: (counted.append(len(a[1])), honest(*a))  # type: ignore[method-assign, misc]
+        done = decoder.run([Request(p, params, Drafting("dominotree", 4)) for p in prompts])
+        assert [g.new_tokens for g in done] == alone
+        assert max(max(g.stats.nodes) for g in done) == 4 and not any(g.unread for g in done)
+        assert decoder._drafts is not None and decoder._drafts.lengths == decoder._cache.lengths
+        contexts[share is None] = [
+            kept[:, slot, :, :length].clone()
+            for slot, length in enumerate(decoder._drafts.lengths)
+            for kept in (decoder._drafts.keys, decoder._drafts.values)
+        ]
+        reads[share is None] = sum(counted) / sum(len(g.stats.nodes) for g in done)
+    assert all(torch.equal(*pair) for pair in zip(contexts[True], contexts[False], strict=True))
+    assert reads[False] < 0.5 < reads[True]
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 20, 59])

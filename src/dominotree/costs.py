@@ -41,10 +41,10 @@ class CostModel:
     """Milliseconds of a round's stages.
 
     `verify_ms[c][r]` is fitted for context `contexts[c]` and `rows[r]` rows (root included): monotone and convex in
-    the rows. `draft_ms[c]` is the draft at that context, `build_ms[r]` a tree of `rows[r] - 1` nodes, `rest_ms` what
-    follows (committing rows and encoding the drafter's context). All of that is for one sequence; each further one,
-    which has a context of its own to be read, adds `verify_each_ms[c]` to a pass of as many rows and `draft_each_ms[c]`
-    to the draft. `key` says what it was measured on.
+    the rows. `draft_ms[c]` is the draft at that context, the drafter's reading of what was committed included,
+    `build_ms[r]` a tree of `rows[r] - 1` nodes, `rest_ms` committing rows. All of that is for one sequence; each
+    further one, which has a context of its own to be read, adds `verify_each_ms[c]` to a pass of as many rows and
+    `draft_each_ms[c]` to the draft. `key` says what it was measured on.
     """
 
     key: dict[str, Any]
@@ -209,9 +209,11 @@ def measure(
             if not count:
                 _, draft_ms = _timed(partial(drafter.draft, context_cache, everyone, tokens[:SEQUENCES]))
                 batch = [Segment(slot, context, tokens[:1]) for slot in everyone]
-                _, verify_ms = _timed(partial(target.forward, cache, batch, feature_layers=layers, best=True))
+                verified, verify_ms = _timed(partial(target.forward, cache, batch, feature_layers=layers, best=True))
+                ones = [1] * SEQUENCES
+                _, extend_ms = _timed(partial(drafter.extend, context_cache, everyone, ones, verified.features))
                 if repeat:
-                    together[context].append((draft_ms, verify_ms))
+                    together[context].append((draft_ms + extend_ms, verify_ms))
                     tick()
                 continue
             made, draft_ms = _timed(partial(drafter.draft, context_cache, [0], [tokens[0]]))
@@ -227,8 +229,8 @@ def measure(
             _, extend_ms = _timed(partial(drafter.extend, context_cache, [0], [len(kept)], verified.features[kept]))
             if repeat:  # the first pass warms up
                 verify[context, count].append(verify_ms)
-                draft[context].append(draft_ms)
-                rest.append(commit_ms + extend_ms)
+                draft[context].append(draft_ms + extend_ms)
+                rest.append(commit_ms)
                 build[count].append(build_ms)
                 tick()
     measured = [[statistics.median(verify[c, r]) for r in rows] for c in contexts]

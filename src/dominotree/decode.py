@@ -51,9 +51,9 @@ class Share(Protocol):
 class Decoder:
     """Decodes requests over `slots` sequences at a time.
 
-    Owns the caches: the target's keys and values and the drafter's context. Between rounds, for every sequence that
-    drafts: cached target columns = drafter context = position of its root. Several threads may share one: each drives
-    the rounds of all, one at a time.
+    Owns the caches: the target's keys and values and the drafter's context. Whenever a sequence drafts: cached target
+    columns = drafter context = position of its root. Several threads may share one: each drives the rounds of all, one
+    at a time.
     """
 
     def __init__(
@@ -188,8 +188,7 @@ class Decoder:
             with watch.stage("commit"):
                 self._commit(batch, trees, segments, out, kept)
         finally:  # a request that fails must not leave those before it without their drafter's context
-            with watch.stage("draft"):
-                self._extend_context(batch[: len(kept)], kept, out.features)
+            self._hand_over(batch[: len(kept)], kept, out.features)
             if share is not None and trees:
                 share.observe(sum(len(rows) - 1 for rows in kept))
             _record(batch, trees, kept, watch)
@@ -214,6 +213,7 @@ class Decoder:
     def _draft(self, batch: Sequence[Generation]) -> Draft | None:
         if not batch or self.drafter is None or self._drafts is None:
             return None
+        self._extend_context(batch)
         for generation in batch:
             root = len(generation.tokens) - 1
             assert self._cache.lengths[_slot(generation)] == self._drafts.lengths[_slot(generation)] == root
@@ -310,18 +310,28 @@ class Decoder:
         self._cache.commit(slot, path)
         self._cached[slot] = generation.tokens[: start + len(path)]
 
-    def _extend_context(
+    def _hand_over(
         self, batch: Sequence[Generation], kept: Sequence[Sequence[int]], features: torch.Tensor | None
     ) -> None:
-        """Gives the drafter the features of the rows that each sequence kept."""
-        if features is None or self.drafter is None or self._drafts is None:
-            return
-        drafting = [(_slot(g), rows) for g, rows in zip(batch, kept, strict=True) if self._drafts_for(g)]
-        if not drafting:
+        """Keeps the features of the rows that each sequence kept, for its next draft: rounds may go without one."""
+        drafting = [(g, rows) for g, rows in zip(batch, kept, strict=True) if self._drafts_for(g)]
+        if features is None or not drafting:
             return
         flat = torch.tensor([row for _, rows in drafting for row in rows], device=features.device)
-        kept_features = features.index_select(0, flat)
-        self.drafter.extend(self._drafts, [s for s, _ in drafting], [len(rows) for _, rows in drafting], kept_features)
+        parts = torch.split(features.index_select(0, flat), [len(rows) for _, rows in drafting])
+        for (generation, _), part in zip(drafting, parts, strict=True):
+            generation.unread.append(part)
+
+    def _extend_context(self, batch: Sequence[Generation]) -> None:
+        """Has the drafter read what each sequence has kept since it last did."""
+        behind = [generation for generation in batch if generation.unread]
+        if not behind or self.drafter is None or self._drafts is None:
+            return
+        counts = [sum(map(len, generation.unread)) for generation in behind]
+        features = torch.cat([part for generation in behind for part in generation.unread])
+        self.drafter.extend(self._drafts, [_slot(generation) for generation in behind], counts, features)
+        for generation in behind:
+            generation.unread.clear()
 
     # Sequences come and go
 
@@ -378,6 +388,7 @@ class Decoder:
         for running in (self._prefilling, self._decoding):
             for generation in [g for g in running if g.finished]:
                 running.remove(generation)
+                self._extend_context([generation])  # the slot may serve a prompt that begins with this one
                 self._cache.release(_slot(generation))
                 if self._drafts is not None:
                     self._drafts.release(_slot(generation))

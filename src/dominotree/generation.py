@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from dominotree.adaptive import Pace
 from dominotree.drafters.words import ContextWords
 from dominotree.errors import InvalidRequest
@@ -159,6 +161,8 @@ class Generation:
         self.prefilled = 0
         self.pace = Pace()
         self.words: ContextWords | None = None
+        self.unread: list[torch.Tensor] = []
+        """Target features of committed tokens that the drafter's context does not hold yet, in their order."""
         self._limit = min(len(prompt) + params.max_new_tokens, context)
         self._stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
         if codec is not None:  # a special token never shows in the text, so its name is looked for as a token
