@@ -10,7 +10,7 @@ NEEDS := pyproject.toml constraints.txt
 VLLM := .venv-vllm
 RAY := .venv-ray
 
-.PHONY: demo test test-all test-ray test-vllm lint build docs results clean
+.PHONY: demo test test-all test-ray test-vllm smoke-vllm lint build docs results clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -25,6 +25,10 @@ test-all: lint
 # Inside vLLM, which wants an environment of its own. One thread: those of OpenMP spin.
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/vllm -m "slow or not slow"
+
+# Of those the ones on tiny models, two minutes long, in every run of CI.
+smoke-vllm: $(VLLM)/.installed
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/vllm -m "not slow and not pair"
 
 # On a Ray cluster of two nodes on this machine; a few minutes.
 test-ray: $(RAY)/.installed
