@@ -213,7 +213,7 @@ def test_files_named_in_the_architecture_exist() -> None:
 LAYERS = (
     ("errors", "machine", "hub", "native"),
     ("targets",),
-    ("sampling", "text"),
+    ("sampling", "text", "lookup"),
     ("drafters",),
     ("tree",),
     ("methods", "calibration", "costs", "adaptive"),

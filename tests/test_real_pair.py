@@ -68,7 +68,7 @@ def test_methods_equal_plain_decoding_on_a_few_prompts(
     pair = load(pairs, dtype)
     texts, options = prompts(4), {"temperature": temperature, "seed": 11, "max_new_tokens": 32}
     plain = [o.token_ids for o in pair.generate(texts, method="ar", **options)]
-    for method in ("dominotree", "domino", "ddtree"):
+    for method in ("lookuptree", "dominotree", "domino", "ddtree"):
         assert [o.token_ids for o in pair.generate(texts, method=method, **options)] == plain, method
     alone = [pair.generate(text, method="dominotree", budget=7, **options).token_ids for text in texts]
     assert alone == plain

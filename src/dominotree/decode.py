@@ -24,6 +24,7 @@ from dominotree.targets.base import Forward, Target
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.rows import Segment
 from dominotree.text import TextCodec
+from dominotree.tree.join import join
 from dominotree.tree.tree import Tree
 
 PREFILL_CHUNK = 256
@@ -266,7 +267,7 @@ class Decoder:
             tree = grown.single(row)
             if budget is not None:
                 tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, sized=grown.given is not None)
-            trees[id(generation)] = self._pruned(generation, tree)
+            trees[id(generation)] = self._pruned(generation, _joined(generation, tree))
         return trees
 
     def _pruned(self, generation: Generation, tree: Tree) -> Tree:
@@ -432,6 +433,15 @@ def _ends(generations: Sequence[Generation]) -> Iterator[None]:
         for generation in generations:
             generation.finish("abort")
         raise
+
+
+def _joined(generation: Generation, tree: Tree) -> Tree:
+    """The tree with what the text itself says will follow; that may reach deeper than drafts do."""
+    if generation.lookup is None:
+        return tree
+    most = min(generation.most_nodes, generation.remaining - 1)
+    found = generation.lookup.propose(generation.tokens, most)
+    return join(tree, found.tokens, found.chances, generation.most_nodes) if found.tokens else tree
 
 
 def _noise(generation: Generation) -> Noise | None:

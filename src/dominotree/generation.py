@@ -12,6 +12,7 @@ import torch
 from dominotree.adaptive import Pace
 from dominotree.drafters.words import ContextWords
 from dominotree.errors import InvalidRequest
+from dominotree.lookup import TextLookup
 from dominotree.methods import Drafting
 from dominotree.sampling import Sampler, SamplingParams, TokenLogprobs
 from dominotree.text import TextCodec, TextStream
@@ -161,6 +162,7 @@ class Generation:
         self.prefilled = 0
         self.pace = Pace()
         self.words: ContextWords | None = None
+        self.lookup = TextLookup() if request.drafting.kind.lookup else None
         self.unread: list[torch.Tensor] = []
         """Target features of committed tokens that the drafter's context does not hold yet, in their order."""
         self._limit = min(len(prompt) + params.max_new_tokens, context)

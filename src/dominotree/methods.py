@@ -33,6 +33,8 @@ class Method:
     summary: str
     rule: Literal["fixed", "cost", "calibrated"] = "fixed"
     """What sets a tree's size: the budget; the cost-aware rule up to the budget; the same on calibrated chances."""
+    lookup: bool = False
+    """Whether what the text so far would go on with is joined to the tree (prompt lookup)."""
 
     @property
     def needs_head(self) -> bool:
@@ -65,6 +67,14 @@ METHODS = {
             "conditional",
             "tree",
             "DominoTree: every node corrected along its own path (2607.08642)",
+        ),
+        Method(
+            "lookuptree",
+            "domino",
+            "conditional",
+            "tree",
+            "DominoTree joined by what followed in the text when it last read so (prompt lookup)",
+            lookup=True,
         ),
     )
 }

@@ -146,7 +146,7 @@ class Pair:
     def default_method(self) -> str:
         """What decodes where no method is named: what the drafter at hand is for, `ar` without one."""
         if self.drafter is not None and self.drafter.head is not None:
-            return "dominotree"
+            return "lookuptree"
         return "ar" if self.drafter is None and self._dflash is None else "ddtree"
 
     @property

@@ -11,7 +11,8 @@ from dominotree.machine import set_threads, usable_cpus
 from dominotree.methods import Drafting
 from dominotree.pair import Pair
 
-BUDGETS = (4, 8, 16, 32)
+BUDGETS = (3, 8, 15, 31)
+"""With the root a row each: numbers of rows up to which passes cost little more, by the processor."""
 WIDTHS = (16, 64, 256)
 
 
@@ -75,9 +76,8 @@ def tune(
     cpus = usable_cpus()
     threads = sorted({1, (cpus + 1) // 2, cpus})
     drafts = pair.drafter is not None or pair.dflash_drafter is not None
-    trees = (
-        ["dominotree"] if pair.drafter is not None and pair.drafter.head is not None else ["ddtree"] if drafts else []
-    )
+    domino = pair.drafter is not None and pair.drafter.head is not None
+    trees = ["lookuptree", "dominotree"] if domino else ["ddtree"] if drafts else []
     first = Drafting(trees[0] if trees else "ar")
     rng = random.Random(0)
 
@@ -103,8 +103,8 @@ def tune(
     everything = run([Setup(d, n) for n in threads for d in (Drafting("ar"), first)])
     best = everything[0].setup.threads
     if trees:
-        chains = ["domino"] if trees == ["dominotree"] else ["dflash"]
-        plans = [Drafting(t, b) for t in trees for b in BUDGETS] + [Drafting(c) for c in chains] + [Drafting("ar")]
+        chain = Drafting("domino" if domino else "dflash")
+        plans = [Drafting(tree, budget) for tree in trees for budget in BUDGETS] + [chain, Drafting("ar")]
         everything = run([Setup(plan, best) for plan in plans])
         top = everything[0].setup.drafting
         if top.kind.shape == "tree" and top.kind.score != "base":

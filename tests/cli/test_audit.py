@@ -31,7 +31,7 @@ def test_fp32_is_audited_beside_ones_own_dtype(bare: Run, model: Path, drafter: 
     result = bare("audit", "Hello?", *args, *FEW)
     assert result.exit_code == 0, result.stdout
     found = json.loads(result.stdout)
-    assert (found["method"], found["lossless"], found["bugs"]) == ("dominotree", True, 0)
+    assert (found["method"], found["lossless"], found["bugs"]) == ("lookuptree", True, 0)
     kinds = [(one["dtype"], one["temperature"]) for one in found["comparisons"]]
     assert kinds == [(dtype, heat) for dtype in ("float32", "bfloat16") for heat in (0.0, 0.8)]
     assert set(found["comparisons"][0]) == {

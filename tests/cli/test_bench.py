@@ -80,7 +80,7 @@ def test_the_same_command_goes_on_and_another_is_refused(measure: Run, tmp_path:
     file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[:-2]))
     again = measure("--limit", 1)
     assert again.exit_code == 0
-    assert "9 records, 7 of them from before" in again.stdout
+    assert "12 records, 10 of them from before" in again.stdout
     other = measure("--limit", 2)
     assert other.exit_code == 1
     assert other.stderr.count("\n") == 1
@@ -123,13 +123,13 @@ def test_without_plain_decoding_nothing_is_compared_and_that_is_said(measure: Ru
 def test_one_token_a_turn_is_no_speed_and_no_failure(measure: Run) -> None:
     result = measure("--max-new-tokens", 1)
     assert result.exit_code == 0, result.stderr
-    assert "12 answers ended with their first token" in result.stderr
+    assert "16 answers ended with their first token" in result.stderr
 
 
 def test_prompts_beyond_the_context_are_counted(measure: Run) -> None:
     result = measure("--context", 8)
     assert result.exit_code == 0, result.stderr
-    assert "12 turns skipped; see" in result.stderr
+    assert "16 turns skipped; see" in result.stderr
     assert "0 records" in result.stdout
 
 

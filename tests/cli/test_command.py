@@ -55,4 +55,4 @@ def test_methods_lists_every_method_with_its_composition(bare: Run) -> None:
 def test_methods_as_json(bare: Run) -> None:
     found = json.loads(bare("methods", "--json").stdout)
     assert [entry["name"] for entry in found] == list(METHODS)
-    assert set(found[0]) == {"name", "drafter", "score", "shape", "budget", "summary"}
+    assert set(found[0]) == {"name", "drafter", "score", "shape", "lookup", "budget", "summary"}

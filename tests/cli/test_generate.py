@@ -59,7 +59,7 @@ def test_text_goes_to_stdout_and_two_lines_of_statistics_to_stderr(run: Run) -> 
     assert result.stdout.endswith("\n")
     first, second = result.stderr.splitlines()
     assert first.startswith("12 tokens in ") and "tau" in first and "finish reason length" in first
-    assert re.fullmatch(r"dominotree, budget \d+, float32 on cpu, draft .* ms a round", second)
+    assert re.fullmatch(r"lookuptree, budget \d+, float32 on cpu, draft .* ms a round", second)
 
 
 def test_json_is_one_object_with_the_documented_fields(run: Run) -> None:
@@ -119,7 +119,7 @@ def test_compare_decodes_plainly_from_the_same_seed(run: Run) -> None:
     result = run(*args)
     lines = [line.split() for line in result.stderr.splitlines() if line.strip()]
     assert ["method", "tokens", "tokens/s", "tau", "rounds", "speedup", "identical"] in lines
-    assert [line[0] for line in lines if line[-1] in ("-", "yes")] == ["ar", "dominotree"]
+    assert [line[0] for line in lines if line[-1] in ("-", "yes")] == ["ar", "lookuptree"]
     assert "method" not in result.stdout
     compared = record(run(*args, "--json"))["compare"]
     assert compared["method"] == "ar" and compared["identical"] is True and compared["speedup"] > 0
@@ -139,7 +139,7 @@ def test_the_seed_is_shown_when_it_mattered(run: Run) -> None:
 
 
 def test_a_drafter_that_is_never_right_is_said_to_be(run: Run) -> None:
-    result = run("generate", "hello", "--max-new-tokens", 80, "--ignore-eos", "--budget", 3)
+    result = run("generate", "hello", "--max-new-tokens", 80, "--ignore-eos", "--budget", 3, "--method", "dominotree")
     notes = [line for line in result.stderr.splitlines() if line.startswith("Note: ")]
     assert len(notes) == 1 and "hardly ever right" in notes[0]
 
@@ -244,6 +244,6 @@ def test_the_help_names_the_defaults_that_are_in_force(bare: Run) -> None:
 def test_the_real_pair_answers_and_is_identical_to_plain_decoding(bare: Run) -> None:
     args = ("generate", "Name three colours of the rainbow.", "--max-new-tokens", 24, "--compare", "--json")
     found = record(bare(*args))
-    assert found["text"].strip() and found["method"] == "dominotree"
+    assert found["text"].strip() and found["method"] == "lookuptree"
     assert found["compare"]["identical"] is True
     assert found["compare"]["new_tokens"] == found["new_tokens"]

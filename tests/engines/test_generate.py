@@ -411,7 +411,7 @@ def test_a_drafter_is_read_from_its_folder_once_for_a_model(model: Any, tmp_path
         assert torch.equal(model.generate(IDS, custom_generate=tree, **GREEDY), expected)
         made = tree._made
     assert tree._made is made
-    assert tree.outputs[0].method == "dominotree"
+    assert tree.outputs[0].method == "lookuptree"
     assert tree.outputs[0].budget == 8
     other = tiny("olmo")
     assert torch.equal(other.generate(IDS, custom_generate=tree, **GREEDY), other.generate(IDS, **GREEDY))

@@ -244,19 +244,21 @@ def test_options_that_could_have_no_effect_are_refused(target: DecoderTarget) ->
 def test_every_drafting_option_changes_what_is_reported(target: DecoderTarget) -> None:
     pair = Pair(target, CODEC, tiny_drafter(target))
     options: dict[str, Any] = dict(max_new_tokens=12, ignore_eos=True)
+    default = pair.generate(PROMPT, **options)
+    assert (default.method, default.budget) == ("lookuptree", pair.default_budget)
+    options |= {"method": "dominotree", "budget": 5}
     usual = pair.generate(PROMPT, **options)
-    assert (usual.method, usual.budget) == ("dominotree", pair.default_budget)
     one = pair.generate(PROMPT, max_new_tokens=1)
     assert (one.stats.rounds, one.stats.mean_accepted, one.stats.nodes, one.stats.tokens_per_s) == (0, 0.0, [], 0.0)
     nodes = {}
     for name, value in (("budget", 2), ("method", "ar"), ("candidates", 1), ("node_topk", 1)):
-        out = pair.generate(PROMPT, **options, **{name: value})
-        assert out.token_ids == usual.token_ids
+        out = pair.generate(PROMPT, **{**options, name: value})
+        assert out.token_ids == usual.token_ids == default.token_ids
         nodes[name] = sum(out.stats.nodes)
-    assert pair.generate(PROMPT, **options, budget=2).budget == 2
+    assert pair.generate(PROMPT, **{**options, "budget": 2}).budget == 2
     assert len({sum(usual.stats.nodes), *nodes.values()}) >= 4
     assert nodes["method"] == 0
-    assert Pair(target, CODEC).generate(PROMPT, **options).method == "ar"
+    assert Pair(target, CODEC).generate(PROMPT, max_new_tokens=12).method == "ar"
 
 
 @pytest.mark.parametrize(("registers", "budget"), [(32, FP32_CPU_BUDGET), (16, AVX2_BUDGET)])

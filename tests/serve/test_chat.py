@@ -198,7 +198,7 @@ def test_acceptance_figures_come_only_when_asked_for_and_add_up(served: Served) 
     assert not hasattr(ask(served, seed=1).choices[0], "decoding")
     whole = ask(served, seed=1, return_decoding_stats=True, budget=5, ignore_eos=True)
     figures: dict[str, Any] = whole.choices[0].decoding  # type: ignore[attr-defined]
-    assert (figures["method"], figures["budget"], figures["seed"]) == ("dominotree", 5, 1)
+    assert (figures["method"], figures["budget"], figures["seed"]) == ("lookuptree", 5, 1)
     histogram = figures["accepted_histogram"]
     assert sum(histogram) == figures["rounds"]
     assert sum(j * rounds for j, rounds in enumerate(histogram)) == figures["accepted_drafts"]

@@ -30,7 +30,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 LONG = {"messages": HELLO, "max_tokens": 400, "ignore_eos": True}
 SHORT = {"messages": HELLO, "max_tokens": 3, "seed": 1}
 CHAT = "/v1/chat/completions"
-METHODS = ["ar", "dominotree", "domino", "marginal", "static", "dflash", "ddtree"]
+METHODS = ["ar", "lookuptree", "dominotree", "domino", "marginal", "static", "dflash", "ddtree"]
 
 
 def mixed_requests(count: int) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def mixed_requests(count: int) -> list[dict[str, Any]]:
             "method": rng.choice(METHODS),
             "ignore_eos": True,
         }
-        if body["method"] in ("dominotree", "ddtree", "marginal"):
+        if body["method"] in ("lookuptree", "dominotree", "ddtree", "marginal"):
             body["budget"] = rng.choice([1, 4, 16, 40])
         if rng.random() < 0.3:
             body |= {"repetition_penalty": 1.2, "frequency_penalty": 0.3}
@@ -118,7 +118,7 @@ def test_a_client_that_leaves_frees_its_slot_within_a_round_or_two(stream: bool)
             brake.let()
             until(lambda: served.engine.open == 0)
             assert brake.rounds == 5
-            until(lambda n=left: served.metric("answers_total", outcome="cancelled", method="dominotree") == n)  # type: ignore[misc]
+            until(lambda n=left: served.metric("answers_total", outcome="cancelled", method="lookuptree") == n)  # type: ignore[misc]
         brake.release()
         assert served.post(CHAT, SHORT).status_code == 200
 
@@ -293,7 +293,7 @@ def test_nothing_of_a_finished_request_is_kept(monkeypatch: pytest.MonkeyPatch) 
         for body in (SHORT, {**SHORT, "stream": True}, {**SHORT, "top_p": 9}, {**SHORT, "n": 2, "logprobs": True}):
             served.post(CHAT, body)
         leave_open(served, LONG).close()
-        until(lambda: served.metric("answers_total", outcome="cancelled", method="dominotree") == 1)
+        until(lambda: served.metric("answers_total", outcome="cancelled", method="lookuptree") == 1)
         served.post(CHAT, SHORT)
         assert len(made) == 6
         until(lambda: gc.collect() >= 0 and not any(answer() for answer in made), tries=100)

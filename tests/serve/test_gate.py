@@ -154,7 +154,7 @@ def test_metrics_count_what_was_done() -> None:
         served.post(CHAT, {**body, "top_p": 9})
         text = served.get("/metrics").text
         until(lambda: served.metric("acceptance_length_count") == 4)
-        assert served.metric("answers_total", outcome="length", method="dominotree") == 4
+        assert served.metric("answers_total", outcome="length", method="lookuptree") == 4
         assert served.metric("generated_tokens_total") == 80
         assert served.metric("round_tokens_total") == 80 - 4
         assert served.metric("prompt_tokens_total") == 4 * counts[0]["prompt_tokens"]

@@ -117,8 +117,8 @@ def test_methods_lists_what_can_run_here(served: Served) -> None:
     found = served.get("/methods").json()
     offered = {method["name"]: method for method in found["methods"]}
     default = served.engine.drafting.most_nodes
-    assert (found["method"], found["budget"], found["max_budget"]) == ("dominotree", default, 64)
-    assert offered["dominotree"]["budget"] == default
+    assert (found["method"], found["budget"], found["max_budget"]) == ("lookuptree", default, 64)
+    assert offered["lookuptree"]["budget"] == default
     assert set(offered) == {name for name, method in METHODS.items() if method.rule == "fixed"}  # no cost profile here
     assert offered["ar"]["shape"] == "none" and offered["domino"]["budget"] is None
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}

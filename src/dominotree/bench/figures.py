@@ -49,6 +49,7 @@ _COLOURS = dict(
             "#8e6fc1",
             "#a5763a",
             "#d55e00",
+            "#882255",
         ),
         strict=True,
     )

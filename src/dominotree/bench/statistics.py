@@ -33,6 +33,7 @@ METHOD_ORDER = (
     "static",
     "condadaptive",
     "dominotree",
+    "lookuptree",
 )
 
 MOST_PAIRS = 120

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dominotree.bench.runner import Outcome, Plan
     from dominotree.pair import Pair
 
-DEFAULT_METHODS = "ar,domino,dominotree"
+DEFAULT_METHODS = "ar,domino,dominotree,lookuptree"
 DEFAULT_NEW_TOKENS = 256
 EXIT_NOT_LOSSLESS = 3
 

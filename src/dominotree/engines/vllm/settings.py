@@ -59,7 +59,12 @@ class Settings:
         drafting = Drafting(method=usual if chain else self.method or usual, budget=budget, **options)
         drafting.check(drafter)
         kind = drafting.kind
-        if kind.rule != "fixed" or kind.shape == "none" or (self.mode == "chain" and kind.shape != "chain"):
+        if (
+            kind.rule != "fixed"
+            or kind.lookup
+            or kind.shape == "none"
+            or (self.mode == "chain" and kind.shape != "chain")
+        ):
             raise InvalidRequest(f"method {drafting.method} cannot be used here in mode {self.mode}; {usual} can")
         return drafting
 
