@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dominotree.adaptive import AdaptiveBudget
+from dominotree.adaptive import AdaptiveBudget, Pace
 from dominotree.calibration import Calibration
-from dominotree.costs import CostModel, fit_convex, measure, profile_key, profile_path
+from dominotree.costs import (
+    CostModel,
+    fit_convex,
+    fit_monotone,
+    lower_hull,
+    measure,
+    profile_key,
+    profile_path,
+)
 from dominotree.decode import Decoder
 from dominotree.errors import InvalidRequest
 from dominotree.generation import Request
-from dominotree.methods import Drafting
+from dominotree.methods import METHODS, Drafting
 from dominotree.pair import Pair
 from dominotree.sampling import SamplingParams
+from dominotree.tree.tree import Tree
 from oracle import OracleDrafter, tiny_costs, tiny_drafter
 from targets.tiny import tiny_target
 
@@ -44,6 +54,39 @@ def test_a_step_that_no_convex_curve_has_spoils_small_passes_least() -> None:
     ms = [17.9, 21.1, 21.7, 22.6, 23.9, 25.2, 41.1, 48.2, 50.8, 62.2, 80.6, 117.6, 154.7]
     off = np.array(fit_convex(rows, ms)) / ms - 1
     assert np.abs(off).max() < 0.15  # plain least squares: 0.23, at 9 rows
+
+
+def test_the_stepped_curve_keeps_steps_and_nothing_falls() -> None:
+    assert fit_monotone([9.0, 9.5, 9.5, 18.0, 18.0]) == pytest.approx([9.0, 9.5, 9.5, 18.0, 18.0])
+    smooth = fit_monotone([10.0, 9.0, 12.0])
+    assert smooth == sorted(smooth) and 9.0 < smooth[0] == smooth[1] < 10.0
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=200)
+def test_a_hull_is_convex_and_touches_what_it_lies_under(values: list[float]) -> None:
+    hull = lower_hull(values)
+    assert all(below <= value + 1e-9 for below, value in zip(hull, values, strict=True))
+    assert hull[0] == values[0] and hull[-1] == values[-1]
+    slopes = np.diff(hull)
+    assert np.all(np.diff(slopes) >= -1e-9)
+    corners = [at for at in range(len(hull)) if hull[at] == values[at]]
+    bridged = np.interp(range(len(hull)), corners, [values[at] for at in corners])
+    np.testing.assert_allclose(hull, bridged)  # so no convex curve under the values is above it anywhere
+
+
+def test_an_adaptive_tree_is_not_ended_where_a_pass_steps_up_but_more_pays_beyond() -> None:
+    """Rows come in blocks of four: the fourth node costs as much as the next three together."""
+    rows = list(range(1, 13))
+    curves = [[10.0 + 4.0 * ((r - 1) // 4) for r in rows]]
+    costs = CostModel({}, [100], rows, curves, curves, [0.0], [0.0] * 12, 0.0, [0.0], [0.0], curves)
+    adaptive = AdaptiveBudget(costs, Calibration.fresh(8))
+    for chance, nodes in ((0.3, 3), (0.45, 11)):
+        flat = Tree(list(range(11)), [-1] * 11, [0] * 11, [log(chance)] * 11, [chance] * 11)
+        pace = Pace(tokens=40.0, ms=100.0)  # four nodes of a block are worth their 4 ms from 0.4 on
+        assert len(adaptive.cut(flat, METHODS["adaptive"], 100, pace, sized=True)) == nodes
+    (hull,) = adaptive.sizing(METHODS["adaptive"], 11, [100], [Pace()]).costs
+    assert hull == pytest.approx(lower_hull([10.0 + 4.0 * (n // 4) for n in range(12)]))
 
 
 def test_costs_are_linear_between_and_beyond_the_samples_and_clamped_in_context() -> None:

@@ -32,11 +32,13 @@ ROWS = [1, 2, 4, 8, 16, 32, 64]
 def profile(*, row_ms: float = 0.3, by_context: float = 0.0) -> CostModel:
     """A pass costs 10 ms and `row_ms` a row."""
     contexts = [64, 512]
+    curves = [[10 + row_ms * rows + by_context * context for rows in ROWS] for context in contexts]
     return CostModel(
         key={"target": "t", "drafter": [2, 6], "dtype": "float32", "device": "cpu", "processor": "p", "threads": 1},
         contexts=contexts,
         rows=ROWS,
-        verify_ms=[[10 + row_ms * rows + by_context * context for rows in ROWS] for context in contexts],
+        verify_ms=curves,
+        stepped_ms=curves,
         draft_ms=[3.0, 3.0],
         build_ms=[0.5 + 0.01 * rows for rows in ROWS],
         rest_ms=0.25,

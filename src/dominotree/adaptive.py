@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from dominotree.calibration import Calibration
-from dominotree.costs import CostModel
+from dominotree.costs import CostModel, lower_hull
 from dominotree.methods import Method
 from dominotree.tree.budget import Sizing, cost_aware_count
 from dominotree.tree.tree import Tree
@@ -61,57 +61,71 @@ class Pace:
 class AdaptiveBudget:
     """Sizes trees by the cost-aware rule, and learns from what became of them.
 
-    A builder that can (`Trees.given` tells) ends a tree itself where one more node would not pay; other trees are built
-    to their cap and cut.
+    A builder that can (`Trees.given` tells) ends a tree itself where no more nodes can pay; other trees are built to
+    their cap. The published rule takes passes to cost what the convex curve says, the `calibrated` one as measured, in
+    steps.
     """
 
     def __init__(self, costs: CostModel, calibration: Calibration) -> None:
         self.costs, self.calibration = costs, calibration
-        self._rounds: dict[tuple[int, int, bool], tuple[list[float], float]] = {}
+        self._rounds: dict[tuple[int, int, bool, bool], tuple[list[float], float]] = {}
 
     def sizing(self, method: Method, nodes: int, contexts: Sequence[int], paces: Sequence[Pace]) -> Sizing:
         """What a builder needs to size trees of at most `nodes` behind so many committed tokens."""
-        costs = [self._round_ms(nodes, context, sized=True)[0] for context in contexts]
-        if method.rule != "calibrated":
+        stepped = method.rule == "calibrated"
+        costs = [self._round_ms(nodes, context, sized=True, stepped=stepped)[0] for context in contexts]
+        if not stepped:
             return Sizing(costs)
-        return Sizing(costs, self.calibration.mean, [pace.rate for pace in paces])
+        # As far as the hull goes down, some larger tree may pay although the next node does not.
+        return Sizing([lower_hull(ms) for ms in costs], self.calibration.mean, [pace.rate for pace in paces])
+
+    def believed(self, tree: Tree, method: Method) -> Tree:
+        """The nodes by their chances to be accepted, which become their scores, where the method has learned those."""
+        return tree.reordered(self._calibrated_scores(tree)) if method.rule == "calibrated" else tree
 
     def cut(self, tree: Tree, method: Method, context: int, pace: Pace, *, sized: bool) -> Tree:
-        """The leading part of `tree` that is worth verifying behind `context` committed tokens; all of it if `sized`.
+        """The leading part of `tree` that is worth verifying behind `context` committed tokens.
 
-        Under the `calibrated` rule the nodes are put into the order of their calibrated chances first, and `pace` is
-        told what the round is worth.
+        `sized`: it was built no further than could pay. Under the `calibrated` rule `pace` is told what the round is
+        worth.
         """
         if not len(tree) and not sized:
             return tree
         calibrated = method.rule == "calibrated"
-        if calibrated and not sized:
-            tree = tree.reordered(self._calibrated_scores(tree))
-        costs, plain = self._round_ms(len(tree), context, sized=sized)
+        costs, plain = self._round_ms(len(tree), context, sized=sized, stepped=calibrated)
         chances = [exp(score) for score in tree.score]
-        count = len(tree) if sized else cost_aware_count(chances, costs, pace.rate if calibrated else 0.0)
+        count = cost_aware_count(chances, costs, pace.rate if calibrated else 0.0)
         if calibrated:
             pace.drafted(1.0 + sum(chances[:count]), costs[count], plain, count)
+        return tree.first(count)
+
+    def cut_undrafted(self, tree: Tree, context: int, pace: Pace) -> Tree:
+        """The leading part that is worth verifying of a tree that cost no draft, at the sequence's rate of late."""
+        step = context // _CONTEXT_STEP * _CONTEXT_STEP + _CONTEXT_STEP // 2
+        ms = self.costs.verify(len(tree) + 1, step, stepped=True) + self.costs.rest_ms
+        count = cost_aware_count([exp(score) for score in tree.score], ms.tolist(), pace.rate or 1 / float(ms[0]))
+        pace.room = max(4, 2 * count)
         return tree.first(count)
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
         """Learns from a walk: `path` are the nodes walked (-1, the root, first), `choices` the tokens taken there."""
         for node, token in zip(path, choices, strict=False):
-            children = tree.children(node)
+            children = [child for child in tree.children(node) if tree.given[child]]  # those of the drafter
             if children:
                 chosen = tree.child_with_token(node, token)
-                place = children.index(chosen) if chosen is not None else None
+                place = children.index(chosen) if chosen in children else None
                 given = [tree.given[child] for child in children]
                 self.calibration.observe(tree.depth[children[0]], given, place)
 
-    def _round_ms(self, nodes: int, context: int, *, sized: bool) -> tuple[list[float], float]:
+    def _round_ms(self, nodes: int, context: int, *, sized: bool, stepped: bool) -> tuple[list[float], float]:
         """Milliseconds of rounds that verify 0 .. `nodes` nodes, as `CostModel.round`, and of one without a draft."""
         step = context // _CONTEXT_STEP
-        known = self._rounds.get((nodes, step, sized))
+        known = self._rounds.get((nodes, step, sized, stepped))
         if known is None:
             middle = step * _CONTEXT_STEP + _CONTEXT_STEP // 2
-            known = self.costs.round(nodes, middle, sized=sized).tolist(), self.costs.plain(middle)
-            self._rounds[nodes, step, sized] = known
+            ms = self.costs.round(nodes, middle, sized=sized, stepped=stepped)
+            known = ms.tolist(), self.costs.plain(middle)
+            self._rounds[nodes, step, sized, stepped] = known
         return known
 
     def _calibrated_scores(self, tree: Tree) -> list[float]:

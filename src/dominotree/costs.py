@@ -27,7 +27,8 @@ from dominotree.targets.base import Target
 from dominotree.targets.rows import Segment
 from dominotree.tree.tree import Tree
 
-ROWS = (1, 2, 3, 4, 6, 9, 12, 16, 17, 24, 33, 48, 65)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 24, 33, 48, 65)
+"""All the small ones, and both sides of where kernels may step up."""
 CONTEXTS = (64, 256, 768, 1792)
 SEQUENCES = 4
 """Sequences that are measured together, to tell what another one costs."""
@@ -41,16 +42,18 @@ class CostModel:
     """Milliseconds of a round's stages.
 
     `verify_ms[c][r]` is fitted for context `contexts[c]` and `rows[r]` rows (root included): monotone and convex in
-    the rows. `draft_ms[c]` is the draft at that context, the drafter's reading of what was committed included,
-    `build_ms[r]` a tree of `rows[r] - 1` nodes, `rest_ms` committing rows. All of that is for one sequence; each
-    further one, which has a context of its own to be read, adds `verify_each_ms[c]` to a pass of as many rows and
-    `draft_each_ms[c]` to the draft. `key` says what it was measured on.
+    the rows; `stepped_ms[c][r]` is monotone only, as passes cost whole blocks of rows. `draft_ms[c]` is the draft at
+    that context, the drafter's reading of what was committed included, `build_ms[r]` a tree of `rows[r] - 1` nodes,
+    `rest_ms` committing rows. All of that is for one sequence; each further one, which has a context of its own to be
+    read, adds `verify_each_ms[c]` to a pass of as many rows and `draft_each_ms[c]` to the draft. `key` says what it was
+    measured on.
     """
 
     key: dict[str, Any]
     contexts: list[int]
     rows: list[int]
     verify_ms: list[list[float]]
+    stepped_ms: list[list[float]]
     draft_ms: list[float]
     build_ms: list[float]
     rest_ms: float
@@ -58,22 +61,25 @@ class CostModel:
     draft_each_ms: list[float]
     measured_ms: list[list[float]]
 
-    def verify(self, rows: int, context: int, sequences: int = 1) -> Floats:
+    def verify(self, rows: int, context: int, sequences: int = 1, *, stepped: bool = False) -> Floats:
         """Verify time of 1 .. `rows` rows of so many sequences: linear in between and beyond the last rows, clamped in
-        context.
+        context. By the convex curve or the `stepped` one.
         """
         at = np.arange(1, rows + 1)
-        by_context = np.array([_interpolate(at, self.rows, curve) for curve in self.verify_ms])
+        curves = self.stepped_ms if stepped else self.verify_ms
+        by_context = np.array([_interpolate(at, self.rows, curve) for curve in curves])
         further = float(np.interp(context, self.contexts, self.verify_each_ms))
         return _at_context(context, self.contexts, by_context) + (sequences - 1) * further
 
-    def round(self, nodes: int, context: int, *, sequences: int = 1, sized: bool = False) -> Floats:
+    def round(
+        self, nodes: int, context: int, *, sequences: int = 1, sized: bool = False, stepped: bool = False
+    ) -> Floats:
         """Time of a round that verifies 0 .. `nodes` nodes in all, `[nodes + 1]`, of trees built to `nodes`.
 
-        If `sized`, of ones built no further than they are verified.
+        If `sized`, of ones built no further than they are verified. `stepped` as for `verify`.
         """
         build = _interpolate(np.arange(1, nodes + 2), self.rows, self.build_ms) if sized else self.build(nodes)
-        verify = self.verify(nodes + sequences, context, sequences)[sequences - 1 :]
+        verify = self.verify(nodes + sequences, context, sequences, stepped=stepped)[sequences - 1 :]
         return verify + (self.draft(context, sequences) + build + sequences * self.rest_ms)
 
     def draft(self, context: int, sequences: int = 1) -> float:
@@ -131,6 +137,27 @@ def fit_convex(rows: Sequence[int], ms: Sequence[float]) -> list[float]:
     weights, _ = nnls(np.column_stack([np.ones_like(n), hinges]) / sized, np.ones_like(n))
     fitted: Floats = weights[0] + hinges @ weights[1:]
     return [float(x) for x in fitted]
+
+
+def fit_monotone(ms: Sequence[float]) -> list[float]:
+    """The monotone curve nearest to `ms`, in least squares of relative errors."""
+    from scipy.optimize import isotonic_regression
+
+    values = np.array(ms, dtype=np.float64)
+    return [float(x) for x in isotonic_regression(values, weights=values**-2).x]
+
+
+def lower_hull(values: Sequence[float]) -> list[float]:
+    """The largest convex curve nowhere above `values`, which stand at 0, 1, 2 ..."""
+    corners: list[int] = []
+    for at, value in enumerate(values):
+        while len(corners) > 1:
+            first, last = corners[-2:]
+            if (values[last] - values[first]) * (at - first) < (value - values[first]) * (last - first):
+                break
+            corners.pop()
+        corners.append(at)
+    return [float(x) for x in np.interp(np.arange(len(values)), corners, [values[corner] for corner in corners])]
 
 
 def profile_key(name: str, target: Target, drafter: Drafter) -> dict[str, Any]:
@@ -243,6 +270,7 @@ def measure(
         contexts=list(contexts),
         rows=list(rows),
         verify_ms=fitted,
+        stepped_ms=[fit_monotone(curve) for curve in measured],
         draft_ms=draft_one,
         build_ms=fit_convex(rows, [statistics.median(build[r]) for r in rows]),
         rest_ms=statistics.median(rest),

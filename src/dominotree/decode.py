@@ -176,7 +176,9 @@ class Decoder:
             draft = self._draft(drafting)
         with watch.stage("build"):
             trees = self._build(drafting, draft)
-            if share is not None and trees:
+            if share is None:
+                trees |= self._look_up([generation for generation in batch if generation not in drafting])
+            elif trees:
                 longest = max(len(generation.tokens) for generation in batch)
                 trees = dict(zip(trees, share.cut(list(trees.values()), len(batch), longest), strict=True))
         with watch.stage("verify"):
@@ -264,10 +266,24 @@ class Decoder:
         grown = grow(drafting, self.drafter, part, depths, noise, caps, sizing)
         trees: dict[int, Tree] = {}
         for row, generation in enumerate(ours):
-            tree = grown.single(row)
+            tree, sized = grown.single(row), grown.given is not None
+            if budget is not None and not sized:
+                tree = budget.believed(tree, drafting.kind)
+            joined = _joined(generation, tree)
             if budget is not None:
-                tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, sized=grown.given is not None)
-            trees[id(generation)] = self._pruned(generation, _joined(generation, tree))
+                sized = sized and joined is tree
+                joined = budget.cut(joined, drafting.kind, contexts[row], generation.pace, sized=sized)
+            trees[id(generation)] = self._pruned(generation, joined)
+        return trees
+
+    def _look_up(self, resting: Sequence[Generation]) -> dict[int, Tree]:
+        """What the texts themselves say, of sequences whose round goes without a draft because none would pay."""
+        trees: dict[int, Tree] = {}
+        for generation in resting:
+            budget = self._budget(generation)
+            if budget is not None and self._max_depth(generation) > 0:
+                tree = budget.cut_undrafted(_joined(generation, NO_TREE), len(generation.tokens) - 1, generation.pace)
+                trees[id(generation)] = self._pruned(generation, tree)
         return trees
 
     def _pruned(self, generation: Generation, tree: Tree) -> Tree:

@@ -58,8 +58,9 @@ METHODS = {
             "domino",
             "conditional",
             "tree",
-            "DominoTree, its budget set by learned chances and cost",
+            "lookuptree, its budget set by learned chances and cost",
             "calibrated",
+            lookup=True,
         ),
         Method(
             "dominotree",

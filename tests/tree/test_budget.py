@@ -24,11 +24,9 @@ from tree.tabulated import random_round
     st.lists(st.floats(0, 2), min_size=30, max_size=30),
 )
 @settings(deadline=None, max_examples=300)
-def test_with_a_convex_cost_the_first_fall_is_the_best_size(
-    chances: list[float], base: float, bends: list[float]
-) -> None:
+def test_the_size_is_the_best_whatever_nodes_cost(chances: list[float], base: float, steps: list[float]) -> None:
     chances = sorted(chances, reverse=True)
-    cost = base + np.concatenate(([0.0], np.cumsum(np.cumsum(bends))))
+    cost = base + np.concatenate(([0.0], np.cumsum(steps)))
     n = cost_aware_count(chances, cost)
     rates = [(1 + sum(chances[:k])) / cost[k] for k in range(len(chances) + 1)]
     assert rates[n] >= max(rates) * (1 - 1e-9)
@@ -41,9 +39,9 @@ def test_with_a_convex_cost_the_first_fall_is_the_best_size(
     st.lists(st.floats(0, 2), min_size=30, max_size=30),
 )
 @settings(deadline=None, max_examples=300)
-def test_with_a_rate_a_size_is_best_at_that_price(chances: list[float], rate: float, bends: list[float]) -> None:
+def test_with_a_rate_a_size_is_best_at_that_price(chances: list[float], rate: float, steps: list[float]) -> None:
     chances = sorted(chances, reverse=True)
-    cost = 5 + np.concatenate(([0.0], np.cumsum(np.cumsum(bends))))
+    cost = 5 + np.concatenate(([0.0], np.cumsum(steps)))
     n = cost_aware_count(chances, cost, rate)
     worth = [1 + sum(chances[:k]) - rate * cost[k] for k in range(len(chances) + 1)]
     assert worth[n] >= max(worth) - 1e-9

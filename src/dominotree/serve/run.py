@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
 import sys
 import time
@@ -34,7 +35,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000) -> None:
         self.engine, self.grace_s = app.state.engine, app.state.settings.grace_s
-        self._hurried = False
+        self._hurried = self.interrupted = False
         super().__init__(
             uvicorn.Config(
                 app,
@@ -60,6 +61,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Notes a signal."""
+        self.interrupted |= sig == signal.SIGINT
         if self.should_exit:
             self._hurried = True
         else:
@@ -98,6 +100,8 @@ def serve(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, listener: 
         log.warning("reachable from other machines without a key; set --api-key")
     server = Server(app, host=host, port=port)
     asyncio.run(server.serve(sockets=[listener]))
+    if server.interrupted:  # uvicorn raises the signal again as it ends, which the loop does not always let through
+        raise KeyboardInterrupt
 
 
 def _about(app: FastAPI) -> dict[str, Any]:

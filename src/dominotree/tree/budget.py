@@ -24,19 +24,18 @@ def cost_aware_count(probabilities: Sequence[float], cost: Sequence[float], rate
     """The number of leading nodes to verify.
 
     `probabilities[i]` is the chance that node i (best first) is accepted, `cost[n]` the time of a round that verifies
-    n nodes, for n = 0 .. len(probabilities) at least. Nodes are added while
-    (1 + phi(n + 1)) / cost(n + 1) > (1 + phi(n)) / cost(n), phi being the running sum of the probabilities. With a
-    convex cost the ratio has one peak, so the first decrease is the end.
+    n nodes, for n = 0 .. len(probabilities) at least. The number is the least that makes (1 + phi(n)) / cost(n)
+    largest, phi being the running sum of the probabilities.
 
     That makes each round as fast as it can be. A whole answer is fastest where every round counts a unit of time for
-    the same, what it yields on average: with `rate`, tokens per unit of time, nodes are added while their chance is
-    more than `rate` times what they cost.
+    the same, what it yields on average: with `rate`, tokens per unit of time, the number makes phi(n) - rate * cost(n)
+    largest.
     """
     gained = 1.0
-    for count, chance in enumerate(probabilities):
-        if rate and chance <= rate * (cost[count + 1] - cost[count]):
-            return count
-        if not rate and (gained + chance) / cost[count + 1] <= gained / cost[count]:
-            return count
+    best, count = (-rate * cost[0] if rate else gained / cost[0]), 0
+    for n, chance in enumerate(probabilities, 1):
         gained += chance
-    return len(probabilities)
+        worth = gained - 1 - rate * cost[n] if rate else gained / cost[n]
+        if worth > best:
+            best, count = worth, n
+    return count

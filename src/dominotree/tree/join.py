@@ -15,9 +15,9 @@ since it errs with more confidence. What it does not propose has the least proba
 def join(tree: Tree, tokens: Sequence[int], chances: Sequence[float], size: int) -> Tree:
     """The best `size` nodes of a tree and of a path of `tokens` from its root.
 
-    `chances[i]`, between 0 and 1, is what the other source gives `tokens[i]` where the path before it is right. A node
-    of the path gets what both sources make of it together, its siblings share the rest as they did, and what is below
-    moves along. Tokens that no node proposes are added.
+    `chances[i]`, between 0 and 1, is what the other source gives `tokens[i]` where the path before it is right. By its
+    score a node of the path gets what both sources make of it together, its siblings share the rest as they did, and
+    what is below moves along. Tokens that no node proposes are added, `given` 0.
     """
     path = [-1]
     for token in tokens:
@@ -25,29 +25,31 @@ def join(tree: Tree, tokens: Sequence[int], chances: Sequence[float], size: int)
         if child is None:
             break
         path.append(child)
-    factor = {}  # what becomes of the probability of the children of a node of the path, but for the one on it
-    joined = {}
+    below = [
+        s - (tree.score[parent] if parent >= 0 else 0.0) for s, parent in zip(tree.score, tree.parent, strict=True)
+    ]
+    joined: dict[int | None, float] = {}  # log-probabilities of the path's nodes below their parents
+    rest: dict[int, float] = {}  # what the other children of a node of the path gain
     for at, (node, chance) in enumerate(zip(path, chances, strict=False)):
         on = path[at + 1] if at + 1 < len(path) else None
-        p = 0.0 if on is None else min(tree.given[on], 1 - _LEAST)
-        joined[on] = _together(max(p, _LEAST), chance)
-        factor[node] = (1 - joined[on]) / (1 - p)
-    given: list[float] = []
+        p = 0.0 if on is None else min(exp(below[on]), 1 - _LEAST)
+        together = _together(max(p, _LEAST), chance)
+        joined[on], rest[node] = log(together), log((1 - together) / (1 - p))
     score: list[float] = []
-    for node, (parent, p) in enumerate(zip(tree.parent, tree.given, strict=True)):
-        given.append(joined[node] if node in joined else min(p * factor.get(parent, 1.0), 1.0))
-        score.append(log(max(given[-1], 1e-9)) + (score[parent] if parent >= 0 else 0.0))
+    for node, parent in enumerate(tree.parent):
+        own = joined[node] if node in joined else min(below[node] + rest.get(parent, 0.0), 0.0)
+        score.append(own + (score[parent] if parent >= 0 else 0.0))
     added = range(len(path) - 1, min(len(tokens), len(path) - 1 + size))
     parents = [path[-1], *range(len(tree), len(tree) + len(added))][: len(added)]
     for at, parent in zip(added, parents, strict=True):
-        given.append(joined[None] if parent == path[-1] else chances[at])
-        score.append(log(given[-1]) + (score[parent] if parent >= 0 else 0.0))
+        own = joined[None] if parent == path[-1] else log(chances[at])
+        score.append(own + (score[parent] if parent >= 0 else 0.0))
     both = Tree(
         token=[*tree.token, *(tokens[at] for at in added)],
         parent=[*tree.parent, *parents],
         depth=[*tree.depth, *added],
         score=score,
-        given=given,
+        given=[*tree.given, *(0.0 for _ in added)],
     )
     return both.reordered(score).first(size)
 

@@ -113,7 +113,7 @@ class Tree:
     depth: list[int] = field(default_factory=list)
     score: list[float] = field(default_factory=list)
     given: list[float] = field(default_factory=list)
-    """Each node's probability below its parent, as the drafter gave it."""
+    """Each node's probability below its parent, as the drafter gave it; 0 where another source proposed it."""
 
     def __len__(self) -> int:
         return len(self.token)
