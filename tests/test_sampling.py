@@ -117,6 +117,38 @@ def test_penalties_and_bias_apply_in_the_stated_order() -> None:
     hugging = RepetitionPenaltyLogitsProcessor(2.0)(torch.tensor([[0, 1, 2]]), logits[None].clone())[0]
     own = Sampler(SamplingParams(repetition_penalty=2.0), [0, 1], 5)._transform(logits.clone(), [2])
     torch.testing.assert_close(own, hugging)
+    small = torch.tensor([0.5, 0.0, -0.5, 1.0, 9.0])
+    own = Sampler(SamplingParams(repetition_penalty=2.0), [0, 1], 5)._transform(small, [2, 3])
+    torch.testing.assert_close(own, torch.tensor([0.25, 0.0, -1.0, 0.5, 9.0]))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("presence_penalty", 1.5), ("frequency_penalty", 0.5)])
+def test_a_penalty_alone_counts_what_was_answered_and_not_the_prompt(name: str, expected: float) -> None:
+    sampler = Sampler(SamplingParams(**{name: 0.5}), [0, 0], 3)
+    got = sampler._transform(torch.tensor([2.0, 2.0, 2.0]), [1, 1, 1])
+    torch.testing.assert_close(got, torch.tensor([2.0, expected, 2.0]))
+
+
+def test_a_decision_is_over_the_transformed_logits() -> None:
+    logits, bias = torch.tensor([1.0, 3.0, 2.0]), SamplingParams(logit_bias={1: -5.0, 2: 0.5}, presence_penalty=1.0)
+    sums, ids = Sampler(bias, [0], 3).decision(logits, [2])
+    torch.testing.assert_close(sums, torch.tensor([1.0, -2.0, 1.5]))
+    assert ids is None and logits.tolist() == [1.0, 3.0, 2.0]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [("top_k", 1.5, "an integer"), ("temperature", "warm", "a number")])
+def test_a_message_says_what_kind_of_number_is_meant(name: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name}.*{said} "):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"), [(None, "NoneType"), (torch.zeros(2, 3), r"\[2, 3\]"), ([1.0, 2.0, 3.0], "list")]
+)
+def test_a_processor_that_returns_something_else_is_told_what_it_returned(returned: Any, said: str) -> None:
+    sampler = Sampler(SamplingParams(logits_processors=(lambda _, __: returned,)), [0], 3)
+    with pytest.raises(InvalidRequest, match=rf"returned {said}; logits of shape \[3\] are expected"):
+        sampler.decision(torch.zeros(3), [])
 
 
 @pytest.mark.parametrize("drafting", [Drafting("ar"), Drafting("dominotree", 8), Drafting("domino")])

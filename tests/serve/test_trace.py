@@ -88,7 +88,7 @@ def test_asked_for_it_changes_nothing_else(served: Served) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("method", ["dominotree", "domino", "ddtree", "ar"])
+@pytest.mark.parametrize("method", ["lookuptree", "dominotree", "domino", "ddtree", "ar"])
 def test_the_rounds_are_the_answer_of_plain_decoding(
     served: Served, path: str, temperature: float, method: str
 ) -> None:
@@ -113,7 +113,7 @@ def check_round(entry: dict[str, Any], before: dict[str, Any], budget: int) -> N
         assert -1 <= node["parent"] < place
         above = nodes[node["parent"]] if node["parent"] >= 0 else None
         assert node["depth"] == (0 if above is None else above["depth"] + 1)
-        assert 0 < node["prob"] <= 1
+        assert 0 <= node["prob"] <= 1  # 0: the text itself proposed it
         assert node["score"] <= (0 if above is None else above["score"]) + 1e-3
     at = -1
     for node, token in zip(path, tokens, strict=False):
@@ -125,7 +125,9 @@ def check_round(entry: dict[str, Any], before: dict[str, Any], budget: int) -> N
     assert all(spent >= 0 for spent in entry["ms"].values()) and entry["ms"]["verify"] > 0
 
 
-@pytest.mark.parametrize("options", [{"budget": 6}, {"budget": 0}, {"method": "domino"}, {"node_topk": 2}])
+@pytest.mark.parametrize(
+    "options", [{"budget": 6}, {"budget": 0}, {"method": "domino"}, {"method": "dominotree", "node_topk": 2}]
+)
 def test_what_was_accepted_is_a_path_of_the_tree(guided: Served, options: dict[str, Any]) -> None:
     whole = ask(guided, temperature=0, return_trace=True, return_decoding_stats=True, **options)
     first, *rounds = whole["choices"][0]["trace"]

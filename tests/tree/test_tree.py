@@ -59,3 +59,14 @@ def test_leading_nodes_are_the_tree_of_a_smaller_budget():
     cut, smaller = build(scorer, 30).first(torch.tensor([10, 99])), build(scorer, [10, 30])
     for name in ("token", "parent", "depth", "score", "count"):
         assert torch.equal(getattr(cut, name), getattr(smaller, name)), name
+    assert build(scorer, 30).single(0).first(10) == smaller.single(0)
+
+
+def test_pruning_takes_what_is_below_along_and_leaves_a_tree_that_fits_as_it_is():
+    tree = Tree(
+        [1, 2, 3, 4, 1], [-1, 0, -1, 1, 2], [0, 1, 0, 2, 1], [-0.1, -0.2, -0.3, -0.4, -0.5], [0.9, 0.8, 0.7, 0.6, 0.5]
+    )
+    assert tree.pruned(lambda _: True) is tree
+    left = tree.pruned(lambda path: 2 not in path)
+    assert left == Tree([1, 3, 1], [-1, -1, 1], [0, 0, 1], [-0.1, -0.3, -0.5], [0.9, 0.7, 0.5])
+    assert tree.pruned(lambda _: False) == Tree()

@@ -54,6 +54,7 @@ def test_the_usual_method_is_what_the_drafter_is_for() -> None:
         (Settings("x", method="tree"), "method 'tree' is unknown"),
         (Settings("x", method="ar"), "method ar cannot be used here in mode tree; dominotree can"),
         (Settings("x", method="adaptive"), "method adaptive cannot be used here"),
+        (Settings("x", method="lookuptree"), "method lookuptree cannot be used here in mode tree; dominotree can"),
         (Settings("x", mode="chain", method="dominotree"), "cannot be used here in mode chain; domino can"),
         (Settings("x", candidates=-1), "candidates is -1"),
     ],

@@ -132,6 +132,7 @@ async function sendMessage(words) {
     if (!text.value) text.value = words;
   }
   markdown.update(said);
+  if (panel.run === run) panel.draw(); // all of it is there when the answer is said to be complete
   shown.setAttribute("aria-busy", "false");
   foot.append(...footer(run, reason, request.temperature > 0 ? request.seed : undefined));
   log.scrollTop = log.scrollHeight;

@@ -64,7 +64,7 @@ export function drawTree(entry) {
   const shown = layout(entry).map((node) => {
     const whole = node.id === undefined ? node.text : visible(node.text);
     const label = [...whole].length > LONGEST ? [...whole].slice(0, LONGEST - 1).join("") + "…" : whole;
-    const share = node.prob === undefined ? "" : percent(node.prob);
+    const share = node.prob === undefined ? "" : node.prob === 0 ? "↺" : percent(node.prob);
     return { ...node, label, share, width: widthOf(label) + 18 + (share ? widthOf(share) * 0.84 + 6 : 0) };
   });
   const widths = [];
@@ -119,10 +119,8 @@ function explain(node) {
   if (node.id === undefined) return "the prompt";
   const name = `“${visible(node.text)}”, token ${node.id}`;
   if (node.kind === "root") return `${name}: the last token before this round`;
-  const chance =
-    node.prob === undefined
-      ? ""
-      : `; drafted with ${percent(node.prob)} here, ${percent(Math.exp(node.score))} for the whole path`;
+  const source = node.prob === 0 ? "as the text had it before" : `drafted with ${percent(node.prob)} here`;
+  const chance = node.prob === undefined ? "" : `; ${source}, ${percent(Math.exp(node.score))} for the whole path`;
   if (node.kind === "own") return `${name}: added by the model${chance}`;
   return `${name}: ${node.kind === "accepted" ? "accepted" : "not accepted"}${chance}`;
 }
