@@ -25,10 +25,12 @@ class Pace:
 
     Rounds that draft are averaged, the newest counting most. While they do not pay, rounds go without a draft, and one
     that drafts looks again after 1, 2, 4 .. 16 of them. Trees are built to `room` nodes, twice what the last one was
-    cut to, since building costs time too. The output is the same either way.
+    cut to, and `reach` depths are drafted, two more than it had left, since either costs time too. The output is the
+    same either way.
     """
 
     room: int = 16
+    reach: int = 8
     gain: float = 1.25
     waited: int = 0
     patience: int = 1
@@ -51,7 +53,7 @@ class Pace:
         """A round drafted: its best tree, of so many nodes, is expected to yield `tokens` in `ms`; without a draft it
         would yield one in `plain_ms`.
         """
-        self.room = max(4, 2 * nodes)
+        self.room = max(8, 2 * nodes)
         self.tokens, self.ms = _FADE * self.tokens + tokens, _FADE * self.ms + ms
         self.gain += 0.3 * (tokens / ms * plain_ms - self.gain)
         self.patience = 1 if self.gain >= 1 else min(2 * self.patience, 16) if self.waited else self.patience
@@ -95,16 +97,19 @@ class AdaptiveBudget:
         costs, plain = self._round_ms(len(tree), context, sized=sized, stepped=calibrated)
         chances = [exp(score) for score in tree.score]
         count = cost_aware_count(chances, costs, pace.rate if calibrated else 0.0)
+        kept = tree.first(count)
         if calibrated:
             pace.drafted(1.0 + sum(chances[:count]), costs[count], plain, count)
-        return tree.first(count)
+            drafted = (depth for depth, given in zip(kept.depth, kept.given, strict=True) if given)
+            pace.reach = 3 + max(drafted, default=0)
+        return kept
 
     def cut_undrafted(self, tree: Tree, context: int, pace: Pace) -> Tree:
         """The leading part that is worth verifying of a tree that cost no draft, at the sequence's rate of late."""
         step = context // _CONTEXT_STEP * _CONTEXT_STEP + _CONTEXT_STEP // 2
         ms = self.costs.verify(len(tree) + 1, step, stepped=True) + self.costs.rest_ms
         count = cost_aware_count([exp(score) for score in tree.score], ms.tolist(), pace.rate or 1 / float(ms[0]))
-        pace.room = max(4, 2 * count)
+        pace.room = max(8, 2 * count)
         return tree.first(count)
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:

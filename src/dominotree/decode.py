@@ -480,9 +480,11 @@ def _record(
 
 def _most_depth(generation: Generation, draft_length: int) -> int:
     """Depths that the next tree can reach: one for each of its nodes at most."""
-    if generation.request.drafting.kind.shape == "chain":
+    kind = generation.request.drafting.kind
+    if kind.shape == "chain":
         return draft_length
-    return min(draft_length, max(1, generation.most_nodes))
+    reach = generation.pace.reach if kind.rule == "calibrated" else draft_length
+    return min(draft_length, reach, max(1, generation.most_nodes))
 
 
 def _segment(generation: Generation, tree: Tree) -> Segment:

@@ -56,7 +56,7 @@ _COLOURS = dict(
 )
 _MORE_COLOURS = ("#44aa99", "#aa4499", "#999933", "#6699cc", "#bb5566")
 _STAGE_COLOURS = {"draft": "#56b4e9", "build": "#e69f00", "verify": "#0a7cc4", "commit": "#009e73"}
-_MARKERS = "osD^vPX<>"
+_MARKERS = "osD^vPX<>hd*"
 
 _INK = "#24292f"
 _DARK_INK = "#e6e8eb"
