@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from dominotree.adaptive import AdaptiveBudget, Pace
 from dominotree.calibration import Calibration
 from dominotree.costs import (
     CostModel,
+    calibration_path,
     fit_convex,
     fit_monotone,
     lower_hull,
@@ -108,6 +112,48 @@ def test_a_profile_is_kept_and_read_again_and_nothing_else_is_taken_for_one(tmp_
     (tmp_path / "q.json").write_text("{}")
     with pytest.raises(InvalidRequest, match="dominotree profile"):
         CostModel.load(tmp_path / "q.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stepped_ms", None), ("stepped_ms", []), ("rest_ms", "a"), ("verify_ms", [[0.0] * 5] * 2), ("draft_ms", [1.0])],
+)
+def test_a_profile_of_other_values_is_none(tmp_path: Path, name: str, value: object) -> None:
+    tiny_costs().save(tmp_path / "p.json")
+    held = json.loads((tmp_path / "p.json").read_text())
+    (tmp_path / "p.json").write_text(json.dumps({**held, name: value}))
+    with pytest.raises(InvalidRequest, match=r"is no cost profile .* run `dominotree profile` again"):
+        CostModel.load(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize("broken", ["profile", "calibration"])
+def test_files_that_a_method_does_not_need_do_not_stop_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    monkeypatch.setenv("DOMINOTREE_CACHE", str(tmp_path))
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target)
+    key = profile_key("tiny", target, drafter)
+    replace(tiny_costs(), key=key).save(profile_path(key))
+    spoilt = profile_path(key) if broken == "profile" else calibration_path(key)
+    spoilt.parent.mkdir(exist_ok=True)
+    spoilt.write_text("{}")
+    pair = Pair(target, None, drafter, None, name="tiny")
+    with caplog.at_level(logging.WARNING, "dominotree"):
+        assert pair.generate([5, 6, 7], max_new_tokens=5).method == "lookuptree"
+    assert any(str(spoilt) in text for text in caplog.messages)
+    if broken == "profile":
+        with pytest.raises(InvalidRequest, match="needs a cost profile"):
+            pair.generate([5, 6, 7], method="adaptive")
+    else:
+        assert pair.generate([5, 6, 7], method="adaptive", max_new_tokens=5).method == "adaptive"
+
+
+def test_a_round_without_a_draft_leaves_the_next_tree_its_room() -> None:
+    adaptive, pace = AdaptiveBudget(tiny_costs(), Calibration.fresh(4)), Pace(room=40)
+    assert len(adaptive.cut_undrafted(Tree(), 100, pace)) == 0 and pace.room == 40
+    sure = Tree([1, 2], [-1, 0], [0, 1], [log(0.95), log(0.9)], [0.0, 0.0])
+    assert adaptive.cut_undrafted(sure, 100, pace) == sure  # a row is 1 ms, a token 10
 
 
 def test_measuring_a_tiny_pair_gives_a_usable_profile() -> None:

@@ -109,7 +109,7 @@ class AdaptiveBudget:
         step = context // _CONTEXT_STEP * _CONTEXT_STEP + _CONTEXT_STEP // 2
         ms = self.costs.verify(len(tree) + 1, step, stepped=True) + self.costs.rest_ms
         count = cost_aware_count([exp(score) for score in tree.score], ms.tolist(), pace.rate or 1 / float(ms[0]))
-        pace.room = max(8, 2 * count)
+        pace.room = max(pace.room, 2 * count)
         return tree.first(count)
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:

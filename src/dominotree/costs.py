@@ -106,9 +106,30 @@ class CostModel:
     def load(cls, path: Path) -> CostModel:
         """Reads what `save` wrote; raises `InvalidRequest` for anything else."""
         try:
-            return cls(**json.loads(path.read_text()))
+            made = cls(**json.loads(path.read_text()))
+            made._check()
+            return made
         except (OSError, ValueError, TypeError) as error:
             raise InvalidRequest(f"{path} is no cost profile ({error}); run `dominotree profile` again") from error
+
+    def _check(self) -> None:
+        """Raises `ValueError` or `TypeError` where fields are not as many positive numbers as they should be."""
+        contexts, rows = len(self.contexts), len(self.rows)
+        shapes = {
+            "contexts": (contexts,),
+            "rows": (rows,),
+            "verify_ms": (contexts, rows),
+            "stepped_ms": (contexts, rows),
+        }
+        shapes |= {"draft_ms": (contexts,), "build_ms": (rows,), "rest_ms": ()}
+        shapes |= {"verify_each_ms": (contexts,), "draft_each_ms": (contexts,)}
+        for name, shape in shapes.items():
+            values = np.array(getattr(self, name), dtype=np.float64)
+            least = 1e-6 if name in ("verify_ms", "stepped_ms") else 0.0
+            if values.shape != shape or not np.isfinite(values).all() or (values < least).any():
+                raise ValueError(f"{name} holds something else than {list(shape)} positive numbers")
+        if rows < 2 or not contexts:
+            raise ValueError("too few rows or contexts were measured")
 
 
 def _interpolate(at: npt.NDArray[np.int64], knots: Sequence[int], values: Sequence[float]) -> Floats:

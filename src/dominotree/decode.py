@@ -433,10 +433,10 @@ def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[
             check_best(math.nan if token < 0 else 0.0)
         else:
             token = sampler.choose(logits, generation.new_tokens)
-    found = sampler.logprobs(logits, token)
-    if found is not None:
-        generation.logprobs.append(found)
-    generation.append(token)
+        found = sampler.logprobs(logits, token)
+        if found is not None:
+            generation.logprobs.append(found)
+        generation.append(token)
     return token
 
 

@@ -271,11 +271,19 @@ class Pair:
 
     def _adaptive(self, drafter: Drafter) -> AdaptiveBudget | None:
         """The cost-aware budget of a drafter, where this machine has been profiled."""
-        costs = find_profile(self.name, self.target, drafter)
+        learned = None
+        try:  # most methods need neither file
+            costs = find_profile(self.name, self.target, drafter)
+        except InvalidRequest as error:
+            self._say(str(error))
+            return None
         if costs is None:
             return None
-        path = calibration_path(costs.key)
-        learned = Calibration.load(path, drafter.draft_length) if path.exists() else None
+        try:
+            path = calibration_path(costs.key)
+            learned = Calibration.load(path, drafter.draft_length) if path.exists() else None
+        except InvalidRequest as error:
+            self._say(str(error))
         return AdaptiveBudget(costs, learned or Calibration.fresh(drafter.draft_length))
 
     def _options(self, options: dict[str, Any]) -> tuple[SamplingParams, Drafting, dict[str, Any]]:

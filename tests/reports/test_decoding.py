@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -378,6 +379,25 @@ def test_a_request_that_fails_leaves_those_beside_it_in_order(target: DecoderTar
     assert generations[1].finish_reason == "abort"
     assert [generations[0].tokens, generations[2].tokens] == [expected[0], expected[2]]
     assert decoder.run([Request(prompts[1], params())])[0].tokens == expected[1]
+
+
+def test_a_stopping_rule_that_fails_ends_its_own_request(target: DecoderTarget) -> None:
+    def fails(tokens: Sequence[int]) -> bool:
+        if len(tokens) > len(PROMPT) + 5:
+            raise RuntimeError("no")
+        return False
+
+    for method in ("ar", "lookuptree"):
+        decoder = Decoder(target, tiny_drafter(target), slots=2, context=64)
+        spoilt = decoder.add(Request(PROMPT, params(), Drafting(method), stopping=fails))
+        sound = decoder.add(Request(PROMPT, params(), Drafting(method)))
+        with pytest.raises(RuntimeError, match="no"):
+            while not spoilt.finished:
+                decoder.step()
+        while not sound.finished:
+            decoder.step()
+        assert spoilt.finish_reason == "abort" and not decoder.busy
+        assert sound.tokens == plain(target, params()).tokens
 
 
 def test_a_batch_that_is_refused_or_interrupted_leaves_nothing_behind(
