@@ -246,6 +246,22 @@ def test_the_command_prints_a_table_a_verdict_and_its_assumptions(bare: Run, fil
     assert found == json.loads(bare(*args, "--json").stdout)
 
 
+def test_of_several_profiles_the_methods_own_is_taken(
+    bare: Run, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOMINOTREE_CACHE", str(tmp_path))
+    for name, drafter in (("domino", [3, 8, 8, 256, 8192]), ("dflash", [3, 8, 7, 0, 8192])):
+        costs = profile(row_ms=2)
+        replace(costs, key={**costs.key, "drafter": drafter}).save(tmp_path / "profiles" / f"{name}.json")
+    args = ("plan", files[0], "--clients", "1", "--requests", 5, "--json")
+    found = json.loads(bare(*args).stdout)
+    assert (found["profile"]["drafter"][3], found["method"]) == (256, "dominotree")
+    replace(costs, key={**costs.key, "drafter": [3, 8, 8, 64, 8192]}).save(tmp_path / "profiles" / "other.json")
+    result = bare(*args)
+    assert result.exit_code == 2 and "name one with --profile" in result.stderr
+    assert "domino.json" in result.stderr and "dflash.json" not in result.stderr
+
+
 def test_cost_is_the_price_of_the_machines_for_the_time_a_million_tokens_takes() -> None:
     outcome = served(4, Load(rate=50, requests=50), replicas=3)
     assert outcome.cost(2.5) == pytest.approx(1e6 / outcome.tokens_per_s / 3600 * 3 * 2.5)

@@ -95,6 +95,18 @@ class CostModel:
         """Time of a round without a draft for so many sequences."""
         return float(self.verify(sequences, context, sequences)[-1]) + sequences * self.rest_ms
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it was measured with a Domino drafter, which has a correction head."""
+        return any(self.key["drafter"][3:4])
+
+    @property
+    def said(self) -> str:
+        """What it was measured on, in words."""
+        kind = "Domino" if self.has_head else "DFlash"
+        key = self.key
+        return f"{key['target']}, {kind} drafter, {key['dtype']}, {key['device']}, {key['threads']} threads"
+
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -150,6 +150,11 @@ class Pair:
         return "ar" if self.drafter is None and self._dflash is None else "ddtree"
 
     @property
+    def profiled(self) -> bool:
+        """Whether this machine's costs are known for the drafter, so that it can be used by `adaptive`."""
+        return self.drafter is not None and self._adaptive(self.drafter) is not None
+
+    @property
     def default_budget(self) -> int:
         """The budget of a tree where none is named: smaller on a CPU, where each row of a pass costs arithmetic.
 

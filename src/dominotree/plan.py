@@ -68,7 +68,7 @@ class Acceptance:
         if not fitting:
             known = ", ".join(sorted({r.method for r in records if r.accepted is not None and r.budget}))
             raise InvalidRequest(
-                f"no records of trees by method {method} with accepted lists; there are {known or 'none'}"
+                f"no records of trees by method {method} with accepted lists; there are {known or 'none'} (--method)"
             )
         groups: dict[tuple[str, int, int], dict[int, Record]] = {}
         for record in fitting:

@@ -105,6 +105,8 @@ def tune(
     if trees:
         chain = Drafting("domino" if domino else "dflash")
         plans = [Drafting(tree, budget) for tree in trees for budget in BUDGETS] + [chain, Drafting("ar")]
+        if domino and pair.profiled:
+            plans.append(Drafting("adaptive"))
         everything = run([Setup(plan, best) for plan in plans])
         top = everything[0].setup.drafting
         if top.kind.shape == "tree" and top.kind.score != "base":

@@ -39,7 +39,10 @@ DFlashDrafter = Annotated[
 ]
 MethodName = Annotated[
     str | None,
-    typer.Option("--method", help="See `dominotree methods`.  [default: what the drafter is for]"),
+    typer.Option(
+        "--method",
+        help="See `dominotree methods`.  [default: lookuptree; with a DFlash drafter ddtree, without one ar]",
+    ),
 ]
 Budget = Annotated[
     int | None,

@@ -25,9 +25,11 @@ def plan(
     ],
     profile: Annotated[
         Path | None,
-        typer.Option("--profile", help="What `dominotree profile` has kept.  [default: the only one here]"),
+        typer.Option("--profile", help="What `dominotree profile` has kept.  [default: the one that fits the method]"),
     ] = None,
-    method: Annotated[str, typer.Option("--method", help="Whose records count.")] = "dominotree",
+    method: Annotated[
+        str | None, typer.Option("--method", help="Whose records count.  [default: lookuptree, else what is recorded]")
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", help="Whose records count, where there are several.")
     ] = None,
@@ -79,8 +81,12 @@ def plan(
     }
     loads = [Load(rate=each, **common_load) for each in comma_list("rate", rate, float)] if rate else []
     loads += [Load(clients=each, **common_load) for each in comma_list("clients", clients, int)] if clients else []
-    costs = _profile(profile)
-    acceptance = Acceptance.of(read_records(records).records, method, temperature)
+    recorded = read_records(records).records
+    if method is None:
+        trees = {record.method for record in recorded if record.budget}
+        method = next((name for name in ("lookuptree", "dominotree", *sorted(trees)) if name in trees), "lookuptree")
+    costs = _profile(profile, method)
+    acceptance = Acceptance.of(recorded, method, temperature)
     budgets = list(acceptance.budgets) if budget is None else comma_list("budget", budget, int)
     found = []
     with progress_line() as tick:
@@ -111,18 +117,22 @@ def _span(name: str, text: str | None) -> tuple[int, int] | None:
         raise InvalidRequest(f"{common.flag(name)} is {text!r}; N or LEAST-MOST is expected, such as 100-400") from None
 
 
-def _profile(path: Path | None) -> CostModel:
+def _profile(path: Path | None, method: str) -> CostModel:
+    """The profile at `path`, else the only one here that was measured with a drafter for the method."""
     from dominotree.costs import CostModel
     from dominotree.hub import cache_dir
+    from dominotree.methods import METHODS
 
     if path is not None:
         return CostModel.load(path)
-    kept = sorted((cache_dir() / "profiles").glob("*.json"))
-    if len(kept) == 1:
-        return CostModel.load(kept[0])
+    domino = method not in METHODS or METHODS[method].drafter == "domino"
+    kept = {file: CostModel.load(file) for file in sorted((cache_dir() / "profiles").glob("*.json"))}
+    fitting = {file: costs for file, costs in kept.items() if len(kept) == 1 or costs.has_head is domino}
+    if len(fitting) == 1:
+        return next(iter(fitting.values()))
     if kept:
-        names = ", ".join(map(str, kept))
-        raise InvalidRequest(f"there are {len(kept)} profiles here; name one with --profile: {names}")
+        names = "".join(f"\n  {file} ({costs.said})" for file, costs in (fitting or kept).items())
+        raise InvalidRequest(f"there are {len(kept)} profiles here; name one with --profile:{names}")
     raise InvalidRequest("no machine has been profiled here; run `dominotree profile`, or name its file with --profile")
 
 

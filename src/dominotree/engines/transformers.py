@@ -62,7 +62,7 @@ def decoder(
 
     `drafter` is a folder, a hub id or the name of a drafter of ours, a `Drafter`, or a function that makes one for a
     target; without it plain decoding goes through the same loop. `method`, `budget`, `candidates`, `node_topk` and
-    `noise_aware` are those of `Drafting`; the method is by default what the drafter is for. `seed` fixes sampled
+    `noise_aware` are those of `Drafting`; the method is by default that of `Pair.default_method`. `seed` fixes sampled
     answers (sequence i of a batch draws with seed + i); without one it comes from torch's generator, so that
     `torch.manual_seed` fixes them too. `streamer` gets the tokens as they are accepted. `seed` and `streamer` can also
     be given to `generate`, as `seed=` and `text_streamer=`.
