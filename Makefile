@@ -26,7 +26,7 @@ test-all: lint
 test-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/vllm -m "slow or not slow"
 
-# Of those the ones on tiny models, two minutes long, in every run of CI.
+# Of those the ones on tiny models, a minute or two, in every run of CI.
 smoke-vllm: $(VLLM)/.installed
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/engines/vllm -m "not slow and not pair"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, log
 
 from dominotree.calibration import Calibration
@@ -71,6 +72,7 @@ class AdaptiveBudget:
     def __init__(self, costs: CostModel, calibration: Calibration) -> None:
         self.costs, self.calibration = costs, calibration
         self._rounds: dict[tuple[int, int, bool, bool], tuple[list[float], float]] = {}
+        self._hull = lru_cache(maxsize=256)(lower_hull)
 
     def sizing(self, method: Method, nodes: int, contexts: Sequence[int], paces: Sequence[Pace]) -> Sizing:
         """What a builder needs to size trees of at most `nodes` behind so many committed tokens."""
@@ -79,7 +81,8 @@ class AdaptiveBudget:
         if not stepped:
             return Sizing(costs)
         # As far as the hull goes down, some larger tree may pay although the next node does not.
-        return Sizing([lower_hull(ms) for ms in costs], self.calibration.mean, [pace.rate for pace in paces])
+        hulls = [self._hull(tuple(ms)) for ms in costs]
+        return Sizing(hulls, self.calibration.mean, [pace.rate for pace in paces])
 
     def believed(self, tree: Tree, method: Method) -> Tree:
         """The nodes by their chances to be accepted, which become their scores, where the method has learned those."""
@@ -106,8 +109,9 @@ class AdaptiveBudget:
 
     def cut_undrafted(self, tree: Tree, context: int, pace: Pace) -> Tree:
         """The leading part that is worth verifying of a tree that cost no draft, at the sequence's rate of late."""
-        step = context // _CONTEXT_STEP * _CONTEXT_STEP + _CONTEXT_STEP // 2
-        ms = self.costs.verify(len(tree) + 1, step, stepped=True) + self.costs.rest_ms
+        if not len(tree):
+            return tree
+        ms = self.costs.verify(len(tree) + 1, context, stepped=True) + self.costs.rest_ms
         count = cost_aware_count([exp(score) for score in tree.score], ms.tolist(), pace.rate or 1 / float(ms[0]))
         pace.room = max(pace.room, 2 * count)
         return tree.first(count)

@@ -269,11 +269,10 @@ class Decoder:
             tree, sized = grown.single(row), grown.given is not None
             if budget is not None and not sized:
                 tree = budget.believed(tree, drafting.kind)
-            joined = _joined(generation, tree)
+            tree = _joined(generation, tree)
             if budget is not None:
-                sized = sized and joined is tree
-                joined = budget.cut(joined, drafting.kind, contexts[row], generation.pace, sized=sized)
-            trees[id(generation)] = self._pruned(generation, joined)
+                tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, sized=sized)
+            trees[id(generation)] = self._pruned(generation, tree)
         return trees
 
     def _look_up(self, resting: Sequence[Generation]) -> dict[int, Tree]:

@@ -8,8 +8,8 @@ from math import exp, log
 from dominotree.tree.tree import Tree
 
 _OFFSET, _WEIGHT, _LEAST = 0.9, 0.33, 1e-3
-"""How two opinions add up in log-odds, fitted to the default pair's own answers: that of the drafter counts a third,
-since it errs with more confidence. What it does not propose has the least probability."""
+"""How two opinions add up in log-odds: that of the drafter counts a third, since it errs with more confidence. What it
+does not propose has the least probability."""
 
 
 def join(tree: Tree, tokens: Sequence[int], chances: Sequence[float], size: int) -> Tree:
