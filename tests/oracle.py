@@ -70,4 +70,6 @@ def tiny_costs(slope: float = 1.0) -> CostModel:
     """A cost profile by hand: 10 and 20 ms at contexts of 100 and 200, and `slope` ms a node."""
     rows = [1, 2, 4, 8, 16]
     curves = [[base + slope * (r - 1) for r in rows] for base in (10, 20)]
-    return CostModel({}, [100, 200], rows, curves, curves, [2.0, 4.0], [1.0] * 5, 0.5, [3.0, 6.0], [1.0, 2.0], curves)
+    draft = [[1.0, 2.0], [2.0, 4.0]]  # of one depth and of four
+    each = [3.0, 6.0], [1.0, 2.0]
+    return CostModel({}, [100, 200], rows, curves, curves, [1, 4], draft, [1.0] * 5, 0.5, *each, curves)

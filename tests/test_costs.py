@@ -83,12 +83,12 @@ def test_an_adaptive_tree_is_not_ended_where_a_pass_steps_up_but_more_pays_beyon
     """Rows come in blocks of four: the fourth node costs as much as the next three together."""
     rows = list(range(1, 13))
     curves = [[10.0 + 4.0 * ((r - 1) // 4) for r in rows]]
-    costs = CostModel({}, [100], rows, curves, curves, [0.0], [0.0] * 12, 0.0, [0.0], [0.0], curves)
+    costs = CostModel({}, [100], rows, curves, curves, [8], [[0.0]], [0.0] * 12, 0.0, [0.0], [0.0], curves)
     adaptive = AdaptiveBudget(costs, Calibration.fresh(8))
     for chance, nodes in ((0.3, 3), (0.45, 11)):
         flat = Tree(list(range(11)), [-1] * 11, [0] * 11, [log(chance)] * 11, [chance] * 11)
         pace = Pace(tokens=40.0, ms=100.0)  # four nodes of a block are worth their 4 ms from 0.4 on
-        assert len(adaptive.cut(flat, METHODS["adaptive"], 100, pace, sized=True)) == nodes
+        assert len(adaptive.cut(flat, METHODS["adaptive"], 100, pace, Tree(), sized=True)) == nodes
     (hull,) = adaptive.sizing(METHODS["adaptive"], 11, [100], [Pace()]).costs
     assert hull == pytest.approx(lower_hull([10.0 + 4.0 * (n // 4) for n in range(12)]))
 
@@ -99,6 +99,13 @@ def test_costs_are_linear_between_and_beyond_the_samples_and_clamped_in_context(
     for context, edge in ((1, 100), (10_000, 200)):
         np.testing.assert_allclose(tiny_costs().round(5, context), tiny_costs().round(5, edge))
     np.testing.assert_allclose(tiny_costs().round(2, 100), np.array([10, 11, 12]) + 2 + 1 + 0.5)
+
+
+def test_a_draft_of_fewer_depths_costs_less() -> None:
+    costs = tiny_costs()
+    assert [costs.draft(100, depths=depths) for depths in (1, 2, 4, 9, None)] == pytest.approx([1, 4 / 3, 2, 2, 2])
+    assert costs.draft(150, sequences=3, depths=1) == pytest.approx(costs.draft(150, sequences=3) / 2)
+    np.testing.assert_allclose(costs.round(2, 100) - costs.round(2, 100, depths=1), 1.0)
 
 
 def test_each_further_sequence_costs_a_row_and_what_was_measured_of_it() -> None:
@@ -116,7 +123,14 @@ def test_a_profile_is_kept_and_read_again_and_nothing_else_is_taken_for_one(tmp_
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("stepped_ms", None), ("stepped_ms", []), ("rest_ms", "a"), ("verify_ms", [[0.0] * 5] * 2), ("draft_ms", [1.0])],
+    [
+        ("stepped_ms", None),
+        ("stepped_ms", []),
+        ("rest_ms", "a"),
+        ("verify_ms", [[0.0] * 5] * 2),
+        ("draft_ms", [1.0]),
+        ("depths", []),
+    ],
 )
 def test_a_profile_of_other_values_is_none(tmp_path: Path, name: str, value: object) -> None:
     tiny_costs().save(tmp_path / "p.json")

@@ -39,7 +39,8 @@ def profile(*, row_ms: float = 0.3, by_context: float = 0.0) -> CostModel:
         rows=ROWS,
         verify_ms=curves,
         stepped_ms=curves,
-        draft_ms=[3.0, 3.0],
+        depths=[16],
+        draft_ms=[[3.0], [3.0]],
         build_ms=[0.5 + 0.01 * rows for rows in ROWS],
         rest_ms=0.25,
         verify_each_ms=[0.2, 0.2 + 448 * by_context],
@@ -140,7 +141,7 @@ def test_trees_are_cut_as_the_batch_grows_where_rows_cost() -> None:
 
 
 def test_a_busy_round_goes_without_a_draft_that_does_not_pay() -> None:
-    costs = replace(profile(row_ms=2), draft_ms=[30.0, 30.0], draft_each_ms=[30.0, 30.0])
+    costs = replace(profile(row_ms=2), draft_ms=[[30.0], [30.0]], draft_each_ms=[30.0, 30.0])
     fleet = Fleet(costs, THREE, 16)
     assert fleet.round(1, 100)[0] == 16  # as the server: alone a sequence drafts what it was asked to
     assert fleet.round(4, 64) == (0, costs.plain(64, 4))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log
+from typing import NamedTuple
 
 from dominotree.calibration import Calibration
 from dominotree.costs import CostModel, lower_hull
@@ -15,50 +16,91 @@ from dominotree.tree.tree import Tree
 
 _CONTEXT_STEP = 64
 """Tokens of context within which a round's cost is taken as the same."""
-_FADE = 0.95
-"""What a round counts for beside the one after it, in a sequence's rate."""
+_FADE, _FADE_FAST = 0.95, 0.9
+"""What a round counts for beside the one after it: in a sequence's rate, in whether a draft pays."""
 
 
 @dataclass
 class Pace:
-    """Whether drafting pays for one sequence, tokens a millisecond with the best tree against plain decoding's, how
-    large a tree to build, and what a millisecond of verifying should be worth.
+    """Whether drafting pays for one sequence, how large a tree to build, and what a millisecond should be worth.
 
-    Rounds that draft are averaged, the newest counting most. While they do not pay, rounds go without a draft, and one
-    that drafts looks again after 1, 2, 4 .. 16 of them. Trees are built to `room` nodes, twice what the last one was
-    cut to, and `reach` depths are drafted, two more than it had left, since either costs time too. The output is the
-    same either way.
+    Expected tokens and milliseconds are summed over rounds, the newest counting most. A draft pays where what it
+    `added` to the trees of late is worth more than the time it took: less of that the likelier the text itself says
+    what follows. While it does not pay even where the text says nothing, a round that drafts looks again after 1, 2, 4
+    .. 16 that do not, sooner once one of them paid. Trees are built to `room` nodes, twice what the last one was cut
+    to, and `reach` depths are drafted, two more than it had left, since either costs time too. The output is the same
+    either way.
     """
 
     room: int = 16
     reach: int = 8
-    gain: float = 1.25
-    waited: int = 0
-    patience: int = 1
     tokens: float = 0.0
     ms: float = 0.0
+    waited: int = 0
+    patience: int = 1
+    _added: float = 1.0
+    _open: float = 1.0
+    _dearer: float = 0.0
 
     @property
     def rate(self) -> float:
         """Tokens a millisecond of late, as expected; 0 before the first round."""
         return self.tokens / self.ms if self.ms else 0.0
 
-    def drafts(self) -> bool:
-        """Whether this round should draft; one that should not is counted."""
-        if self.gain >= 1 or self.waited >= self.patience:
+    @property
+    def added(self) -> float:
+        """Tokens that a draft adds to a round in which the text itself says nothing."""
+        return self._added / self._open
+
+    def drafts(self, said: float = 0.0) -> bool:
+        """Whether this round should draft, where the text itself says the next token with that chance.
+
+        One that should not although the text says nothing is counted.
+        """
+        price = self.rate * self._dearer
+        if self.added >= price:
+            return self.added * _unsaid(said) >= price
+        if self.waited >= self.patience:
             return True
         self.waited += 1
         return False
 
-    def drafted(self, tokens: float, ms: float, plain_ms: float, nodes: int) -> None:
-        """A round drafted: its best tree, of so many nodes, is expected to yield `tokens` in `ms`; without a draft it
-        would yield one in `plain_ms`.
-        """
-        self.room = max(8, 2 * nodes)
-        self.tokens, self.ms = _FADE * self.tokens + tokens, _FADE * self.ms + ms
-        self.gain += 0.3 * (tokens / ms * plain_ms - self.gain)
-        self.patience = 1 if self.gain >= 1 else min(2 * self.patience, 16) if self.waited else self.patience
+    def drafted(self, tree: Worth, alone: Worth, said: float = 0.0) -> None:
+        """A round drafted, and is worth `tree`; without a draft it would be worth `alone`."""
+        self.room = max(8, 2 * tree.nodes)
+        self._passed(tree)
+        added, dearer = max(0.0, tree.tokens - alone.tokens), tree.ms - alone.ms
+        self._added = _FADE_FAST * self._added + added
+        self._open = _FADE_FAST * self._open + _unsaid(said)
+        self._dearer = _FADE_FAST * self._dearer + (1 - _FADE_FAST) * dearer if self._dearer else dearer
+        if added >= self.rate * dearer:
+            self.patience = 1
+        elif self.waited:
+            self.patience = min(2 * self.patience, 16)
         self.waited = 0
+
+    def rested(self, tree: Worth) -> None:
+        """A round went without a draft, and is worth so much."""
+        self.room = max(self.room, 2 * tree.nodes)
+        self._passed(tree)
+
+    def _passed(self, round_: Worth) -> None:
+        self.tokens, self.ms = _FADE * self.tokens + round_.tokens, _FADE * self.ms + round_.ms
+
+
+def _unsaid(said: float) -> float:
+    """How much a text leaves for a draft to say, where it tells the next token with that chance: it should tell the
+    one after it as well.
+    """
+    return 1 - said * said
+
+
+class Worth(NamedTuple):
+    """What a round is expected to yield with a tree of so many nodes, and to take."""
+
+    nodes: int
+    tokens: float
+    ms: float
 
 
 class AdaptiveBudget:
@@ -71,14 +113,16 @@ class AdaptiveBudget:
 
     def __init__(self, costs: CostModel, calibration: Calibration) -> None:
         self.costs, self.calibration = costs, calibration
-        self._rounds: dict[tuple[int, int, bool, bool], tuple[list[float], float]] = {}
+        self._rounds: dict[tuple[int, int, bool, int | None], list[float]] = {}
+        self._plain: dict[tuple[int, int], list[float]] = {}
         self._hull = lru_cache(maxsize=256)(lower_hull)
 
     def sizing(self, method: Method, nodes: int, contexts: Sequence[int], paces: Sequence[Pace]) -> Sizing:
         """What a builder needs to size trees of at most `nodes` behind so many committed tokens."""
-        stepped = method.rule == "calibrated"
-        costs = [self._round_ms(nodes, context, sized=True, stepped=stepped)[0] for context in contexts]
-        if not stepped:
+        calibrated = method.rule == "calibrated"
+        reach = [pace.reach if calibrated else None for pace in paces]
+        costs = [self._round_ms(nodes, context, True, depths) for context, depths in zip(contexts, reach, strict=True)]
+        if not calibrated:
             return Sizing(costs)
         # As far as the hull goes down, some larger tree may pay although the next node does not.
         hulls = [self._hull(tuple(ms)) for ms in costs]
@@ -88,33 +132,29 @@ class AdaptiveBudget:
         """The nodes by their chances to be accepted, which become their scores, where the method has learned those."""
         return tree.reordered(self._calibrated_scores(tree)) if method.rule == "calibrated" else tree
 
-    def cut(self, tree: Tree, method: Method, context: int, pace: Pace, *, sized: bool) -> Tree:
+    def cut(self, tree: Tree, method: Method, context: int, pace: Pace, text: Tree, *, sized: bool) -> Tree:
         """The leading part of `tree` that is worth verifying behind `context` committed tokens.
 
         `sized`: it was built no further than could pay. Under the `calibrated` rule `pace` is told what the round is
-        worth.
+        worth, and would be worth without a draft: with `text`, what the text itself says will follow.
         """
-        if not len(tree) and not sized:
-            return tree
-        calibrated = method.rule == "calibrated"
-        costs, plain = self._round_ms(len(tree), context, sized=sized, stepped=calibrated)
-        chances = [exp(score) for score in tree.score]
-        count = cost_aware_count(chances, costs, pace.rate if calibrated else 0.0)
-        kept = tree.first(count)
-        if calibrated:
-            pace.drafted(1.0 + sum(chances[:count]), costs[count], plain, count)
-            drafted = (depth for depth, given in zip(kept.depth, kept.given, strict=True) if given)
-            pace.reach = 3 + max(drafted, default=0)
+        if method.rule != "calibrated":
+            ms = self._round_ms(len(tree), context, sized, None)
+            return tree.first(cost_aware_count([exp(score) for score in tree.score], ms))
+        worth = _best(tree, self._round_ms(len(tree), context, sized, pace.reach), pace.rate)
+        said = exp(text.score[0]) if len(text) else 0.0
+        pace.drafted(worth, _best(text, self._undrafted_ms(len(text), context), pace.rate), said)
+        kept = tree.first(worth.nodes)
+        drafted = (depth for depth, given in zip(kept.depth, kept.given, strict=True) if given)
+        pace.reach = 3 + max(drafted, default=0)
         return kept
 
-    def cut_undrafted(self, tree: Tree, context: int, pace: Pace) -> Tree:
-        """The leading part that is worth verifying of a tree that cost no draft, at the sequence's rate of late."""
-        if not len(tree):
-            return tree
-        ms = self.costs.verify(len(tree) + 1, context, stepped=True) + self.costs.rest_ms
-        count = cost_aware_count([exp(score) for score in tree.score], ms.tolist(), pace.rate or 1 / float(ms[0]))
-        pace.room = max(pace.room, 2 * count)
-        return tree.first(count)
+    def cut_undrafted(self, text: Tree, context: int, pace: Pace) -> Tree:
+        """The leading part that is worth verifying of what the text says, in a round without a draft."""
+        ms = self._undrafted_ms(len(text), context)
+        worth = _best(text, ms, pace.rate or 1 / ms[0])
+        pace.rested(worth)
+        return text.first(worth.nodes)
 
     def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
         """Learns from a walk: `path` are the nodes walked (-1, the root, first), `choices` the tokens taken there."""
@@ -126,16 +166,25 @@ class AdaptiveBudget:
                 given = [tree.given[child] for child in children]
                 self.calibration.observe(tree.depth[children[0]], given, place)
 
-    def _round_ms(self, nodes: int, context: int, *, sized: bool, stepped: bool) -> tuple[list[float], float]:
-        """Milliseconds of rounds that verify 0 .. `nodes` nodes, as `CostModel.round`, and of one without a draft."""
-        step = context // _CONTEXT_STEP
-        known = self._rounds.get((nodes, step, sized, stepped))
-        if known is None:
-            middle = step * _CONTEXT_STEP + _CONTEXT_STEP // 2
-            ms = self.costs.round(nodes, middle, sized=sized, stepped=stepped)
-            known = ms.tolist(), self.costs.plain(middle)
-            self._rounds[nodes, step, sized, stepped] = known
-        return known
+    def _round_ms(self, nodes: int, context: int, sized: bool, depths: int | None) -> list[float]:
+        """Milliseconds of rounds that verify 0 .. `nodes` nodes of a draft of so many depths: as measured, in steps.
+
+        Without `depths` of a whole draft, by the convex curve.
+        """
+        key = nodes, context // _CONTEXT_STEP, sized, depths
+        if key not in self._rounds:
+            stepped = depths is not None
+            ms = self.costs.round(nodes, _middle(context), depths=depths, sized=sized, stepped=stepped)
+            self._rounds[key] = ms.tolist()
+        return self._rounds[key]
+
+    def _undrafted_ms(self, nodes: int, context: int) -> list[float]:
+        """Milliseconds of rounds without a draft that verify 0 .. `nodes` nodes, as measured, in steps."""
+        key = nodes, context // _CONTEXT_STEP
+        if key not in self._plain:
+            ms = self.costs.verify(nodes + 1, _middle(context), stepped=True) + self.costs.rest_ms
+            self._plain[key] = ms.tolist()
+        return self._plain[key]
 
     def _calibrated_scores(self, tree: Tree) -> list[float]:
         scores: list[float] = []
@@ -143,3 +192,14 @@ class AdaptiveBudget:
             chance = log(self.calibration.acceptance(depth, given))
             scores.append(chance + (scores[parent] if parent >= 0 else 0.0))
         return scores
+
+
+def _best(tree: Tree, ms: Sequence[float], rate: float) -> Worth:
+    """The leading part of a tree that is worth most at `rate`."""
+    chances = [exp(score) for score in tree.score]
+    count = cost_aware_count(chances, ms, rate)
+    return Worth(count, 1.0 + sum(chances[:count]), ms[count])
+
+
+def _middle(context: int) -> int:
+    return context // _CONTEXT_STEP * _CONTEXT_STEP + _CONTEXT_STEP // 2

@@ -30,6 +30,8 @@ from dominotree.tree.tree import Tree
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 24, 33, 48, 65)
 """All the small ones, and both sides of where kernels may step up."""
 CONTEXTS = (64, 256, 768, 1792)
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11, 15)
+"""As far as a drafter has them, and all that it has."""
 SEQUENCES = 4
 """Sequences that are measured together, to tell what another one costs."""
 REPEATS = 9
@@ -42,11 +44,11 @@ class CostModel:
     """Milliseconds of a round's stages.
 
     `verify_ms[c][r]` is fitted for context `contexts[c]` and `rows[r]` rows (root included): monotone and convex in
-    the rows; `stepped_ms[c][r]` is monotone only, as passes cost whole blocks of rows. `draft_ms[c]` is the draft at
-    that context, the drafter's reading of what was committed included, `build_ms[r]` a tree of `rows[r] - 1` nodes,
-    `rest_ms` committing rows. All of that is for one sequence; each further one, which has a context of its own to be
-    read, adds `verify_each_ms[c]` to a pass of as many rows and `draft_each_ms[c]` to the draft. `key` says what it was
-    measured on.
+    the rows; `stepped_ms[c][r]` is monotone only, as passes cost whole blocks of rows. `draft_ms[c][d]` is a draft of
+    `depths[d]` depths at that context, the drafter's reading of what was committed included, `build_ms[r]` a tree of
+    `rows[r] - 1` nodes, `rest_ms` committing rows. All of that is for one sequence; each further one, which has a
+    context of its own to be read, adds `verify_each_ms[c]` to a pass of as many rows and `draft_each_ms[c]` to a draft
+    of all depths. `key` says what it was measured on.
     """
 
     key: dict[str, Any]
@@ -54,7 +56,8 @@ class CostModel:
     rows: list[int]
     verify_ms: list[list[float]]
     stepped_ms: list[list[float]]
-    draft_ms: list[float]
+    depths: list[int]
+    draft_ms: list[list[float]]
     build_ms: list[float]
     rest_ms: float
     verify_each_ms: list[float]
@@ -72,20 +75,29 @@ class CostModel:
         return _at_context(context, self.contexts, by_context) + (sequences - 1) * further
 
     def round(
-        self, nodes: int, context: int, *, sequences: int = 1, sized: bool = False, stepped: bool = False
+        self,
+        nodes: int,
+        context: int,
+        *,
+        sequences: int = 1,
+        depths: int | None = None,
+        sized: bool = False,
+        stepped: bool = False,
     ) -> Floats:
         """Time of a round that verifies 0 .. `nodes` nodes in all, `[nodes + 1]`, of trees built to `nodes`.
 
-        If `sized`, of ones built no further than they are verified. `stepped` as for `verify`.
+        If `sized`, of ones built no further than they are verified. `depths` as for `draft`, `stepped` as for `verify`.
         """
         build = _interpolate(np.arange(1, nodes + 2), self.rows, self.build_ms) if sized else self.build(nodes)
         verify = self.verify(nodes + sequences, context, sequences, stepped=stepped)[sequences - 1 :]
-        return verify + (self.draft(context, sequences) + build + sequences * self.rest_ms)
+        return verify + (self.draft(context, sequences, depths) + build + sequences * self.rest_ms)
 
-    def draft(self, context: int, sequences: int = 1) -> float:
-        """Time of a draft for so many sequences."""
-        one, further = (np.interp(context, self.contexts, ms) for ms in (self.draft_ms, self.draft_each_ms))
-        return float(one + (sequences - 1) * further)
+    def draft(self, context: int, sequences: int = 1, depths: int | None = None) -> float:
+        """Time of a draft of so many depths, None: all, for so many sequences."""
+        one = _at_context(context, self.contexts, np.array(self.draft_ms))
+        part = float(np.interp(self.depths[-1] if depths is None else depths, self.depths, one))
+        further = float(np.interp(context, self.contexts, self.draft_each_ms))
+        return part + (sequences - 1) * further * (part / float(one[-1]) if part else 0.0)
 
     def build(self, nodes: int) -> float:
         """Time of building a tree of `nodes` nodes."""
@@ -126,22 +138,24 @@ class CostModel:
 
     def _check(self) -> None:
         """Raises `ValueError` or `TypeError` where fields are not as many positive numbers as they should be."""
-        contexts, rows = len(self.contexts), len(self.rows)
+        contexts, rows, depths = len(self.contexts), len(self.rows), len(self.depths)
         shapes = {
             "contexts": (contexts,),
             "rows": (rows,),
             "verify_ms": (contexts, rows),
             "stepped_ms": (contexts, rows),
+            "depths": (depths,),
+            "draft_ms": (contexts, depths),
         }
-        shapes |= {"draft_ms": (contexts,), "build_ms": (rows,), "rest_ms": ()}
+        shapes |= {"build_ms": (rows,), "rest_ms": ()}
         shapes |= {"verify_each_ms": (contexts,), "draft_each_ms": (contexts,)}
         for name, shape in shapes.items():
             values = np.array(getattr(self, name), dtype=np.float64)
             least = 1e-6 if name in ("verify_ms", "stepped_ms") else 0.0
             if values.shape != shape or not np.isfinite(values).all() or (values < least).any():
                 raise ValueError(f"{name} holds something else than {list(shape)} positive numbers")
-        if rows < 2 or not contexts:
-            raise ValueError("too few rows or contexts were measured")
+        if rows < 2 or not contexts or not depths:
+            raise ValueError("too few rows, contexts or depths were measured")
 
 
 def _interpolate(at: npt.NDArray[np.int64], knots: Sequence[int], values: Sequence[float]) -> Floats:
@@ -257,7 +271,9 @@ def measure(
             drafter.extend(context_cache, [slot], [len(part)], out.features)
     verify: dict[tuple[int, int], list[float]] = {(c, r): [] for c in contexts for r in rows}
     together: dict[int, list[tuple[float, float]]] = {c: [] for c in contexts}
-    draft: dict[int, list[float]] = {c: [] for c in contexts}
+    depths = [depth for depth in DEPTHS if depth < drafter.draft_length] + [drafter.draft_length]
+    read: dict[int, list[float]] = {c: [] for c in contexts}
+    draft: dict[tuple[int, int], list[float]] = {(c, d): [] for c in contexts for d in depths}
     build: dict[int, list[float]] = {r: [] for r in rows}
     rest: list[float] = []
     method = "dominotree" if drafter.head is not None else "ddtree"
@@ -272,11 +288,15 @@ def measure(
                 verified, verify_ms = _timed(partial(target.forward, cache, batch, feature_layers=layers, best=True))
                 ones = [1] * SEQUENCES
                 _, extend_ms = _timed(partial(drafter.extend, context_cache, everyone, ones, verified.features))
+                for depth in depths:
+                    _, one_ms = _timed(partial(drafter.draft, context_cache, [0], tokens[:1], depths=depth))
+                    if repeat:
+                        draft[context, depth].append(one_ms)
                 if repeat:
                     together[context].append((draft_ms + extend_ms, verify_ms))
                     tick()
                 continue
-            made, draft_ms = _timed(partial(drafter.draft, context_cache, [0], [tokens[0]]))
+            made = drafter.draft(context_cache, [0], [tokens[0]])
             drafting = Drafting(method, count - 1)
             with torch.inference_mode():
                 _, build_ms = _timed(partial(_build, drafting, drafter, made))
@@ -289,13 +309,14 @@ def measure(
             _, extend_ms = _timed(partial(drafter.extend, context_cache, [0], [len(kept)], verified.features[kept]))
             if repeat:  # the first pass warms up
                 verify[context, count].append(verify_ms)
-                draft[context].append(draft_ms + extend_ms)
+                read[context].append(extend_ms)
                 rest.append(commit_ms)
                 build[count].append(build_ms)
                 tick()
     measured = [[statistics.median(verify[c, r]) for r in rows] for c in contexts]
     fitted = [fit_convex(rows, curve) for curve in measured]
-    draft_one = [statistics.median(draft[c]) for c in contexts]
+    drafted = [fit_monotone([statistics.median(draft[c, d]) for d in depths]) for c in contexts]
+    draft_one = [[ms + statistics.median(read[c]) for ms in curve] for c, curve in zip(contexts, drafted, strict=True)]
     draft_all, verify_all = ([statistics.median(pair[i] for pair in together[c]) for c in contexts] for i in (0, 1))
     alone = [float(_interpolate(np.array([SEQUENCES]), rows, curve)[0]) for curve in fitted]
     return CostModel(
@@ -304,11 +325,12 @@ def measure(
         rows=list(rows),
         verify_ms=fitted,
         stepped_ms=[fit_monotone(curve) for curve in measured],
+        depths=depths,
         draft_ms=draft_one,
         build_ms=fit_convex(rows, [statistics.median(build[r]) for r in rows]),
         rest_ms=statistics.median(rest),
         verify_each_ms=_of_each_further(verify_all, alone),
-        draft_each_ms=_of_each_further(draft_all, draft_one),
+        draft_each_ms=_of_each_further(draft_all, [curve[-1] for curve in draft_one]),
         measured_ms=measured,
     )
 

@@ -18,6 +18,7 @@ from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.drafters.words import ContextWords
 from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Generation, Request, Round, Stopwatch
+from dominotree.lookup import Continuation
 from dominotree.methods import grow
 from dominotree.sampling import check_best
 from dominotree.targets.base import Forward, Target
@@ -269,9 +270,11 @@ class Decoder:
             tree, sized = grown.single(row), grown.given is not None
             if budget is not None and not sized:
                 tree = budget.believed(tree, drafting.kind)
-            tree = _joined(generation, tree)
+            text = _said(generation)
+            tree = join(tree, text.tokens, text.chances, generation.most_nodes)
             if budget is not None:
-                tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, sized=sized)
+                alone = join(NO_TREE, text.tokens, text.chances, generation.most_nodes)
+                tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, alone, sized=sized)
             trees[id(generation)] = self._pruned(generation, tree)
         return trees
 
@@ -281,7 +284,9 @@ class Decoder:
         for generation in resting:
             budget = self._budget(generation)
             if budget is not None and self._max_depth(generation) > 0:
-                tree = budget.cut_undrafted(_joined(generation, NO_TREE), len(generation.tokens) - 1, generation.pace)
+                text = _said(generation)
+                tree = join(NO_TREE, text.tokens, text.chances, generation.most_nodes)
+                tree = budget.cut_undrafted(tree, len(generation.tokens) - 1, generation.pace)
                 trees[id(generation)] = self._pruned(generation, tree)
         return trees
 
@@ -293,7 +298,9 @@ class Decoder:
 
     def _pays(self, generation: Generation) -> bool:
         """Whether to draft at all: fixed budgets always do."""
-        return generation.request.drafting.kind.rule != "calibrated" or generation.pace.drafts()
+        if generation.request.drafting.kind.rule != "calibrated":
+            return True
+        return generation.pace.drafts(next(iter(_said(generation).chances), 0.0))
 
     def _budget(self, generation: Generation) -> AdaptiveBudget | None:
         """What sizes the sequence's trees, where that is not its fixed budget."""
@@ -450,13 +457,12 @@ def _ends(generations: Sequence[Generation]) -> Iterator[None]:
         raise
 
 
-def _joined(generation: Generation, tree: Tree) -> Tree:
-    """The tree with what the text itself says will follow; that may reach deeper than drafts do."""
+def _said(generation: Generation) -> Continuation:
+    """What the text itself says will follow; that may reach deeper than drafts do."""
     if generation.lookup is None:
-        return tree
+        return Continuation()
     most = min(generation.most_nodes, generation.remaining - 1)
-    found = generation.lookup.propose(generation.tokens, most)
-    return join(tree, found.tokens, found.chances, generation.most_nodes) if found.tokens else tree
+    return generation.lookup.propose(generation.tokens, most)
 
 
 def _noise(generation: Generation) -> Noise | None:

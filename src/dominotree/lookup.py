@@ -36,16 +36,21 @@ class TextLookup:
         self._read = 0
         self._offset, self._precision = 0.0, _PRECISION
         self._proposed: tuple[int, int, list[int]] = (0, 0, [])  # where, tokens of agreement, what
+        self._asked = (0, 0)
+        self._said = Continuation()
 
     def propose(self, tokens: Sequence[int], most: int) -> Continuation:
         """At most `most` tokens that may follow `tokens`, which has to begin with what was given before."""
+        if self._asked == (len(tokens), most):
+            return self._said
         self._learn(tokens)
         self._index(tokens)
         place, agreed = self._earlier(tokens)
         again = tokens[place:] if agreed else []  # and round again, where that is shorter than what is asked for
         found = [again[i % len(again)] for i in range(most)] if again else []
-        self._proposed = (len(tokens), agreed, found)
-        return Continuation(found, [self.chance(agreed + ahead) for ahead in range(len(found))])
+        self._proposed, self._asked = (len(tokens), agreed, found), (len(tokens), most)
+        self._said = Continuation(found, [self.chance(agreed + ahead) for ahead in range(len(found))])
+        return self._said
 
     def chance(self, agreed: int) -> float:
         """The chance that what followed `agreed` tokens the last time follows them again."""

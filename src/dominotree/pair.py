@@ -31,7 +31,7 @@ log = logging.getLogger("dominotree")
 
 CPU_BUDGET = 8
 FP32_CPU_BUDGET = 5
-AVX2_BUDGET = 3
+AVX2_BUDGET = 4
 NIL_ACCEPTANCE = 1.1
 _ROUNDS_TO_JUDGE = 20
 
@@ -159,7 +159,7 @@ class Pair:
         """The budget of a tree where none is named: smaller on a CPU, where each row of a pass costs arithmetic.
 
         Of 4, 8, 16 and 32 nodes 8 were fastest for the default pair in bf16 (results/report.md); in fp32 a row costs
-        more, and with 16 registers (AVX2) a pass of over four rows is dear. `dominotree profile` tells what rows cost
+        more, and with 16 registers (AVX2) a pass of over five rows is dear. `dominotree profile` tells what rows cost
         on a machine, `dominotree tune` what is best there.
         """
         if self.target.device.type != "cpu":

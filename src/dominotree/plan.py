@@ -178,7 +178,7 @@ class Fleet:
         verify = float(costs.verify(max(rows, sequences), context, sequences)[-1])
         if not self.budget:  # what is left of a round is the drafter's
             return verify
-        drafting = costs.draft(context, sequences) + sequences * costs.rest_ms
+        drafting = costs.draft(context, sequences, self.budget) + sequences * costs.rest_ms
         return verify + drafting + costs.build(sequences * self.budget)
 
 

@@ -60,7 +60,8 @@ def profile(
         measured.append(costs)
         title = f"{kind} drafter, ms at a context of"
         table = Table("", *(f"{context} tokens" for context in costs.contexts), title=title)
-        table.add_row("draft", *(f"{ms:.1f}" for ms in costs.draft_ms))
+        for d, depths in enumerate(costs.depths):
+            table.add_row(f"draft {depths} deep", *(f"{curve[d]:.1f}" for curve in costs.draft_ms))
         for i, rows in enumerate(costs.rows):
             table.add_row(f"verify {rows} rows", *(f"{curve[i]:.1f}" for curve in costs.verify_ms))
         further = [sum(both) for both in zip(costs.verify_each_ms, costs.draft_each_ms, strict=True)]

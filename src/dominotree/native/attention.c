@@ -9,7 +9,7 @@
 #include "common.h"
 #include "pass.h"
 
-#define KEYS 4     /* keys whose scores are summed side by side without tiles */
+#define KEYS 8     /* keys whose scores are summed side by side without tiles */
 #define QUADS 4    /* queries whose weighted sums run side by side */
 #define SPAN 64    /* columns of values converted at a time */
 #define QUERIES 32 /* of a task: its scores stay in the cache */
@@ -92,14 +92,15 @@ static void tile_scores(const Task *t) {
 }
 #endif
 
-static inline __attribute__((always_inline)) void vector_scores_of(const Task *t, const int bf16) {
-    const int64_t row = t->dim * (bf16 ? 2 : 4);
+/* `dim` is t->dim, a constant where that is a common one: so the addresses of all keys need one register. */
+static inline __attribute__((always_inline)) void vector_scores_of(const Task *t, const int bf16, const int64_t dim) {
+    const int64_t row = dim * (bf16 ? 2 : 4);
     const float *query = t->query;
     for (int64_t c = 0; c < t->columns; c += KEYS) {
         fetch(t->keys + c * row + AHEAD, KEYS * row);
         for (int64_t i = 0; i < t->lanes; i += LANES) {
             vf s[KEYS] = {{0}};
-            for (int64_t d = 0; d < t->dim; d++)
+            for (int64_t d = 0; d < dim; d++)
                 for (int k = 0; k < KEYS; k++)
                     s[k] = fused(all(get(t->keys + (c + k) * row, bf16, d)), *(const vf *)(query + d * t->lanes + i), s[k]);
             for (int k = 0; k < KEYS; k++) *(vf *)(t->score + (c + k) * t->lanes + i) = s[k];
@@ -108,8 +109,9 @@ static inline __attribute__((always_inline)) void vector_scores_of(const Task *t
 }
 
 static void vector_scores(const Task *t, int bf16) {
-    if (bf16) vector_scores_of(t, 1);
-    else vector_scores_of(t, 0);
+    if (t->dim == 64) bf16 ? vector_scores_of(t, 1, 64) : vector_scores_of(t, 0, 64);
+    else if (t->dim == 128) bf16 ? vector_scores_of(t, 1, 128) : vector_scores_of(t, 0, 128);
+    else bf16 ? vector_scores_of(t, 1, t->dim) : vector_scores_of(t, 0, t->dim);
 }
 
 /* Who sees the columns that not all see. */

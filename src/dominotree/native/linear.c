@@ -18,11 +18,11 @@
 #else
 #define MANY_REGISTERS 0
 #endif
-#define TALL (MANY_REGISTERS ? 9 : 4) /* rows of the tallest tile of vectors */
+#define TALL (MANY_REGISTERS ? 9 : 5) /* rows of the tallest tile of vectors */
 #define PARALLEL 65536 /* multiplications from which on a second thread pays */
-#define BLOCK 48 /* rows whose inputs stay in the cache while all panels pass */
+#define BLOCK (MANY_REGISTERS ? 48 : 30) /* rows whose inputs stay in the cache while all panels pass */
+#define STEP 288 /* input features of a panel that all heights of a block take before the next ones */
 #define SHARE 6 /* panels that a thread takes at a time, as many as the widest tile has: threads are not equally fast */
-#define AHEAD 2048 /* bytes of a panel between what is multiplied and what is fetched: memory is what a pass waits for */
 
 int64_t dt_lanes(void) { return LANES; }
 
@@ -89,20 +89,41 @@ static inline __attribute__((always_inline)) __m512bh pairs_of(const char *panel
 }
 #endif
 
-/* `rows` x `panels` outputs of rows in fp32 or, `paired`, bf16; both counts and the types are constants where this is used. */
-static inline __attribute__((always_inline)) void tile(const Linear *a, const Ends *io, int64_t row, int64_t panel,
-                                                       const int rows, const int panels, const int paired, const int kept) {
-    const int64_t in = a->in, bytes = bytes_of(a);
-    const char *w = (const char *)a->panels + panel * bytes;
+/* What a tile adds to its sums [rows, panels]: the products of input features `from` to `to` of its first row `x` and panel
+ * `w`. On the way it fetches what is read later, since memory is what a pass waits for: from `fetch` on in every panel,
+ * `pace` bytes with each pair of features. */
+typedef struct {
+    const void *x;
+    const char *w, *fetch;
+    int64_t from, to, pace;
+    vf *sums;
+} Part;
+
+/* The products of input feature k + ODD of fp32 rows, k even. */
+#define ADD(ODD)                                                                                                     \
+    {                                                                                                                \
+        vf column[SHARE];                                                                                            \
+        for (int p = 0; p < panels; p++) column[p] = column_of(w + p * bytes, kept, k, ODD);                         \
+        for (int r = 0; r < rows; r++) {                                                                             \
+            const vf value = all(x[r * in + k + ODD]);                                                               \
+            for (int p = 0; p < panels; p++) sum[r * panels + p] = fused(value, column[p], sum[r * panels + p]);     \
+        }                                                                                                            \
+    }
+
+/* `rows` x `panels` sums of rows in fp32 or, `paired`, bf16; both counts and the types are constants where this is used. */
+static inline __attribute__((always_inline)) void tile(const Linear *a, const Part *part, const int rows, const int panels,
+                                                       const int paired, const int kept) {
+    const int64_t in = a->in, bytes = bytes_of(a), to = part->to, pace = part->pace;
+    const char *w = part->w, *fetch = part->fetch;
     vf sum[TALL * SHARE]; /* of constant size, else none is kept in registers */
-    for (int i = 0; i < rows * panels; i++) sum[i] = (vf){0};
+    for (int i = 0; i < rows * panels; i++) sum[i] = part->sums[i];
 #ifdef __AVX512BF16__
     if (paired) {
-        const int32_t *x = (const int32_t *)io->x + row * (in / 2);
-        for (int64_t k = 0; k < in / 2; k++) {
+        const int32_t *x = part->x;
+        for (int64_t k = part->from / 2; k < to / 2; k++, fetch += pace) {
             __m512bh column[SHARE];
             for (int p = 0; p < panels; p++) {
-                __builtin_prefetch(w + p * bytes + k * (kept == BF16 ? 64 : 32) + AHEAD);
+                __builtin_prefetch(fetch + p * bytes);
                 column[p] = pairs_of(w + p * bytes, kept, 2 * k);
             }
             for (int r = 0; r < rows; r++) {
@@ -114,82 +135,123 @@ static inline __attribute__((always_inline)) void tile(const Linear *a, const En
     } else
 #endif
     {
-        const float *x = (const float *)io->x + row * in;
-        for (int64_t k = 0; k < in; k += 2) {
-            for (int p = 0; p < panels; p++)
-                __builtin_prefetch(w + p * bytes + k * LANES * (kept == FP32 ? 4 : kept == BF16 ? 2 : 1) + AHEAD);
-            for (int odd = 0; odd < 2; odd++) {
-                if (odd && k + 1 == in) break;
-                vf column[SHARE];
-                for (int p = 0; p < panels; p++) column[p] = column_of(w + p * bytes, kept, k, odd);
-                for (int r = 0; r < rows; r++) {
-                    const vf value = all(x[r * in + k + odd]);
-                    for (int p = 0; p < panels; p++) sum[r * panels + p] = fused(value, column[p], sum[r * panels + p]);
-                }
-            }
+        const float *x = part->x;
+        int64_t k = part->from;
+        for (; k + 1 < to; k += 2, fetch += pace) {
+            for (int p = 0; p < panels; p++) __builtin_prefetch(fetch + p * bytes);
+            ADD(0)
+            __asm__ volatile("" : "+r"(w), "+r"(x)); /* else compilers load more at a time than there are registers for */
+            ADD(1)
+            __asm__ volatile("" : "+r"(w), "+r"(x));
         }
+        if (k < to) ADD(0)
     }
-    for (int p = 0; p < panels; p++)
-        for (int r = 0; r < rows; r++) finish(a, io, row + r, panel + p, sum[r * panels + p]);
+    for (int i = 0; i < rows * panels; i++) part->sums[i] = sum[i];
 }
 
-#define OF_TYPES(ROWS, PANELS)                                                     \
-    if (paired && a->kept == BF16) tile(a, io, row, panel, ROWS, PANELS, 1, BF16); \
-    else if (paired) tile(a, io, row, panel, ROWS, PANELS, 1, INT8);               \
-    else if (a->kept == BF16) tile(a, io, row, panel, ROWS, PANELS, 0, BF16);      \
-    else if (a->kept == INT8) tile(a, io, row, panel, ROWS, PANELS, 0, INT8);      \
-    else tile(a, io, row, panel, ROWS, PANELS, 0, FP32);
-/* Tiles of one height over `count` panels, as wide as the registers allow. */
-#define TILES(ROWS, WIDE)                                                                                            \
-    static void tiles_##ROWS(const Linear *a, const Ends *io, int64_t row, int64_t panel, int64_t count, int paired) { \
-        for (; count >= WIDE; panel += WIDE, count -= WIDE) { OF_TYPES(ROWS, WIDE) }                                   \
-        for (; count > 0; panel++, count--) { OF_TYPES(ROWS, 1) }                                                      \
+#define TILE(ROWS, PANELS)                                                              \
+    static void tile_##ROWS##x##PANELS(const Linear *a, const Part *part, int paired) { \
+        if (paired && a->kept == BF16) tile(a, part, ROWS, PANELS, 1, BF16);            \
+        else if (paired) tile(a, part, ROWS, PANELS, 1, INT8);                          \
+        else if (a->kept == BF16) tile(a, part, ROWS, PANELS, 0, BF16);                 \
+        else if (a->kept == INT8) tile(a, part, ROWS, PANELS, 0, INT8);                 \
+        else tile(a, part, ROWS, PANELS, 0, FP32);                                      \
     }
-/* Wide enough that sums do not wait for one another, and no wider than there are registers. */
-TILES(1, 6)
+TILE(1, 1)
+TILE(1, 6)
+TILE(2, 1)
+TILE(3, 1)
+TILE(4, 1)
+TILE(5, 1)
 #if MANY_REGISTERS
-TILES(2, 6)
-TILES(3, 6)
-TILES(4, 3)
-TILES(5, 3)
-TILES(6, 3)
-TILES(7, 3)
-TILES(8, 3)
-TILES(9, 2)
+TILE(2, 6)
+TILE(3, 6)
+TILE(4, 3)
+TILE(5, 3)
+TILE(6, 1)
+TILE(6, 3)
+TILE(7, 1)
+TILE(7, 3)
+TILE(8, 1)
+TILE(8, 2)
+TILE(8, 3)
+TILE(9, 1)
+TILE(9, 2)
 #else
-TILES(2, 3)
-TILES(3, 2)
-TILES(4, 2)
+TILE(2, 3)
+TILE(3, 2)
+TILE(4, 2)
+TILE(5, 2)
 #endif
 
-static void (*const tiles[])(const Linear *, const Ends *, int64_t, int64_t, int64_t, int) = {
-    0, tiles_1, tiles_2, tiles_3, tiles_4,
+/* Panels side by side of the tallest tiles of a block: enough that sums do not wait for one another, and no more than there
+ * are registers for. A block's other tiles, of one row less, are as wide. */
 #if MANY_REGISTERS
-    tiles_5, tiles_6, tiles_7, tiles_8, tiles_9,
+static const int widths[] = {0, 6, 6, 6, 3, 3, 3, 3, 3, 2};
+#else
+static const int widths[] = {0, 6, 3, 2, 2, 2};
+#endif
+
+static void (*const tiles[TALL + 1][SHARE + 1])(const Linear *, const Part *, int) = {
+    [1] = {[1] = tile_1x1, [6] = tile_1x6},
+#if MANY_REGISTERS
+    [2] = {[1] = tile_2x1, [6] = tile_2x6},
+    [3] = {[1] = tile_3x1, [6] = tile_3x6},
+    [4] = {[1] = tile_4x1, [3] = tile_4x3},
+    [5] = {[1] = tile_5x1, [3] = tile_5x3},
+    [6] = {[1] = tile_6x1, [3] = tile_6x3},
+    [7] = {[1] = tile_7x1, [3] = tile_7x3},
+    [8] = {[1] = tile_8x1, [2] = tile_8x2, [3] = tile_8x3},
+    [9] = {[1] = tile_9x1, [2] = tile_9x2},
+#else
+    [2] = {[1] = tile_2x1, [3] = tile_2x3},
+    [3] = {[1] = tile_3x1, [2] = tile_3x2},
+    [4] = {[1] = tile_4x1, [2] = tile_4x2},
+    [5] = {[1] = tile_5x1, [2] = tile_5x2},
 #endif
 };
 
-/* `count` panels, SHARE at most, whose weights stay in the cache while all heights pass. */
+/* `rows` of a block times `count` panels, SHARE at most. All heights take STEP features of some panels, then the next: so
+ * memory is asked for weights all the time, not only while the first height passes. */
 static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count, int paired) {
-    const int64_t heights = (rows + TALL - 1) / TALL;
-    for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 17 rows are 8 and 9 */
-        const int64_t from = rows * t / heights, to = rows * (t + 1) / heights;
-        tiles[to - from](a, io, first + from, panel, count, paired);
+    const int64_t heights = (rows + TALL - 1) / TALL, wide = widths[(rows + heights - 1) / heights], bytes = bytes_of(a);
+    const int64_t pair = 2 * LANES * (a->kept == FP32 ? 4 : a->kept == BF16 ? 2 : 1), row_bytes = a->in * (paired ? 2 : 4);
+    const char *x = (const char *)io->x + first * row_bytes;
+    vf sums[3 * BLOCK];
+    for (int64_t panels; count > 0; panel += panels, count -= panels) {
+        panels = count >= wide ? wide : 1;
+        const char *w = (const char *)a->panels + panel * bytes;
+        for (int64_t i = 0; i < rows * panels; i++) sums[i] = (vf){0};
+        for (int64_t k = 0; k < a->in; k += STEP) {
+            const int64_t to = k + STEP < a->in ? k + STEP : a->in;
+            const char *next = to < a->in ? w + to / 2 * pair : w + panels * bytes;
+            for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 17 rows are 8 and 9 */
+                const int64_t from = rows * t / heights, high = rows * (t + 1) / heights - from;
+                const Part part = {
+                    .x = x + from * row_bytes, .w = w, .fetch = next + STEP / 2 * pair * t / heights, .from = k, .to = to,
+                    .pace = pair / heights, .sums = sums + from * panels,
+                };
+                tiles[high][panels](a, &part, paired);
+            }
+        }
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t p = 0; p < panels; p++) finish(a, io, first + r, panel + p, sums[r * panels + p]);
     }
 }
 
 #if TILED
 #define DEPTH 32 /* input features that one instruction adds */
+#define AHEAD 4096 /* bytes of a panel between what is multiplied and what is fetched */
 #define STACK 5  /* tiles of sums, one above the other */
 
 /* The weights of input features k to k + DEPTH - 1 of a panel as bf16: themselves, or widened into `wide`. */
 static inline __attribute__((always_inline)) const void *weights_of(const char *w, int kept, int64_t k, uint16_t *wide) {
     if (kept == BF16) {
         const char *step = w + k * 2 * LANES;
-        for (int line = 0; line < SIDE; line++) __builtin_prefetch(step + 2 * AHEAD + 64 * line);
+        for (int line = 0; line < SIDE; line++) __builtin_prefetch(step + AHEAD + 64 * line);
         return step;
     }
-    for (int line = 0; line < SIDE / 2; line++) __builtin_prefetch(w + k * LANES + 2 * AHEAD + 64 * line);
+    for (int line = 0; line < SIDE / 2; line++) __builtin_prefetch(w + k * LANES + AHEAD + 64 * line);
     for (int64_t i = 0; i < DEPTH; i += 2) _mm512_store_si512(wide + i * LANES, (__m512i)pairs_of(w, INT8, k + i));
     __asm__ volatile("" ::: "memory"); /* compilers do not know all that tiles read */
     return wide;

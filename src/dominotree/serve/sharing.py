@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dominotree.adaptive import Pace
+from dominotree.adaptive import Pace, Worth
 from dominotree.costs import CostModel
 from dominotree.machine import cpu_has_bf16
 from dominotree.tree.tree import Tree
@@ -79,7 +79,8 @@ class RowShare:
         accepted = np.concatenate([[0.0], np.cumsum(chances)])
         gains = sequences + believed * accepted
         count = int(np.argmax(gains / ms))
-        plain = self.costs.plain(context, sequences) / sequences
-        self._paces.setdefault(sequences, Pace()).drafted(float(gains[count]), float(ms[count]), plain, count)
+        worth = Worth(count, float(gains[count]), float(ms[count]))
+        plain = Worth(0, float(sequences), self.costs.plain(context, sequences))
+        self._paces.setdefault(sequences, Pace()).drafted(worth, plain)
         self._expected_now = float(accepted[count])
         return count

@@ -19,6 +19,8 @@ def join(tree: Tree, tokens: Sequence[int], chances: Sequence[float], size: int)
     score a node of the path gets what both sources make of it together, its siblings share the rest as they did, and
     what is below moves along. Tokens that no node proposes are added, `given` 0.
     """
+    if not tokens:
+        return tree.first(size)
     path = [-1]
     for token in tokens:
         child = tree.child_with_token(path[-1], token)
