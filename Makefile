@@ -55,14 +55,14 @@ EIGHT := gsm8k,math500,aime25,humaneval,mbpp,livecodebench,mt-bench,alpaca
 BENCH = $(BIN)/dominotree bench $(FROM) --max-new-tokens
 
 results: $(VENV)/.installed-dev
-	$(BIN)/dominotree profile --contexts 64,256,768,1792,4096,7936 --plot results/figures/cost.svg
-	$(BENCH) 128 --sets $(EIGHT) --limit 4 --budget 4,8,16,32 --out results/methods \
+	$(BIN)/dominotree profile --contexts 64,256,768,1792,4096,7936 --repeats 5 --plot results/figures/cost.svg
+	$(BENCH) 128 --sets $(EIGHT) --limit 3 --budget 4,8,16,32 --out results/methods \
 	    --methods ar,dflash,ddtree,caddtree,domino,marginal,static,dominotree,lookuptree,condadaptive,adaptive
-	$(BENCH) 256 --sets $(EIGHT) --limit 4 --budget 4,8,16 --out results/long \
+	$(BENCH) 256 --sets $(EIGHT) --limit 3 --budget 4,8,16 --out results/long \
 	    --methods ar,domino,dominotree,lookuptree,adaptive
-	$(BENCH) 128 --sets $(FOUR) --limit 3 --out results/ablations --methods ar,dominotree \
+	$(BENCH) 128 --sets $(FOUR) --limit 2 --out results/ablations --methods ar,dominotree \
 	    --candidates 64,8,16,32,0 --ablations reference-builder,sampled-candidates
-	$(BENCH) 128 --sets $(FOUR) --limit 4 --temperature 0.5,1 --noise-aware both --out results/sampling \
+	$(BENCH) 128 --sets $(FOUR) --limit 3 --temperature 0.5,1 --noise-aware both --out results/sampling \
 	    --methods ar,domino,dominotree
 	$(BIN)/dominotree report results/methods results/long results/ablations results/sampling --out results
 

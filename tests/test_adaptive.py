@@ -53,6 +53,15 @@ def test_a_draft_is_left_out_where_the_text_itself_says_what_follows() -> None:
     assert pace.drafts()
 
 
+def test_a_drafter_is_not_tried_again_where_the_text_leaves_nothing_open() -> None:
+    pace = Pace()
+    follow(pace, [0.5] * 60)
+    waited = pace.waited
+    assert not any(pace.drafts(0.9) for _ in range(100))
+    assert pace.waited == waited
+    assert any(pace.drafts(0.1) for _ in range(20))
+
+
 def test_what_a_draft_adds_is_told_by_the_rounds_in_which_the_text_says_little() -> None:
     pace = Pace()
     for _ in range(200):

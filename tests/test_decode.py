@@ -45,6 +45,14 @@ def test_the_oracle_is_accepted_in_whole_blocks(target, answer) -> None:  # type
     assert generation.stats.mean_accepted > 8
 
 
+def test_a_chain_is_verified_whole_whatever_the_budget(target, answer) -> None:  # type: ignore[no-untyped-def]
+    oracle = OracleDrafter(target, [PROMPT + answer], block=16)
+    params = SamplingParams(temperature=1.5, seed=5, max_new_tokens=60, ignore_eos=True)
+    for method in ("domino", "dflash"):
+        got = Decoder(target, oracle, context=128).run([Request(PROMPT, params, Drafting(method, 1))])[0]
+        assert got.new_tokens == answer and max(got.stats.nodes) == oracle.draft_length
+
+
 class Pauses:
     """A share that drafts in every fourth round and cuts nothing."""
 

@@ -6,7 +6,14 @@ import random
 
 import pytest
 
+from dominotree.decode import Decoder
+from dominotree.generation import Request
 from dominotree.lookup import LONGEST_KEY, MOST_AGREED, TextLookup
+from dominotree.methods import Drafting
+from dominotree.sampling import SamplingParams
+from dominotree.serve.sharing import RowShare
+from oracle import tiny_drafter
+from targets.tiny import tiny_target
 
 
 def proposed(tokens: list[int], most: int = 4) -> list[int]:
@@ -61,3 +68,37 @@ def test_a_text_read_bit_by_bit_is_the_same_text() -> None:
             growing.propose(tokens[:at], 3)
             at += rng.randint(1, 7)
         assert growing.propose(tokens, 6).tokens == proposed(tokens, 6)
+
+
+def test_asked_twice_it_says_the_same_and_learns_once() -> None:
+    rng = random.Random(1)
+    once, twice, tokens = TextLookup(), TextLookup(), [1, 2]
+    for _ in range(50):
+        assert once.propose(tokens, 4) == twice.propose(tokens, 4) == twice.propose(tokens, 4)
+        twice.propose(tokens, 2)
+        twice.propose(tokens, 4)
+        tokens = [*tokens, rng.randrange(3)]
+    assert once.chance(3) == twice.chance(3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("with_drafter", [False, True])
+def test_the_text_alone_drafts_where_there_is_no_drafter(temperature: float, with_drafter: bool) -> None:
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target) if with_drafter else None  # others in the batch may use it
+    prompts = [[5, 9, 33, 2] * 4, [7], [61, 3, 3, 8, 3, 3]]
+    params = [SamplingParams(temperature=temperature, seed=i, max_new_tokens=50, ignore_eos=True) for i in range(3)]
+    plain = [
+        Decoder(target, context=128).run([Request(*each, Drafting("ar"))])[0]
+        for each in zip(prompts, params, strict=True)
+    ]
+    for share in (None, RowShare(5)):
+        decoder = Decoder(target, drafter, slots=3, context=128, share=share)
+        requests = [Request(*each, Drafting("lookup", 6)) for each in zip(prompts, params, strict=True)]
+        if drafter is not None:
+            requests[1] = Request(prompts[1], params[1], Drafting("dominotree", 3))
+        together = decoder.run(requests)
+        assert [one.tokens for one in together] == [one.tokens for one in plain]
+        assert all(max(one.stats.nodes) <= 6 for one in together)
+        assert temperature or together[0].stats.mean_accepted > 1.2  # a random model's greedy answers go in circles
+        assert max(together[0].stats.nodes) > 0

@@ -255,6 +255,7 @@ def test_of_several_profiles_the_methods_own_is_taken(
         costs = profile(row_ms=2)
         replace(costs, key={**costs.key, "drafter": drafter}).save(tmp_path / "profiles" / f"{name}.json")
     args = ("plan", files[0], "--clients", "1", "--requests", 5, "--json")
+    (tmp_path / "profiles" / "earlier.json").write_text("{}")  # of an earlier version
     found = json.loads(bare(*args).stdout)
     assert (found["profile"]["drafter"][3], found["method"]) == (256, "dominotree")
     replace(costs, key={**costs.key, "drafter": [3, 8, 8, 64, 8192]}).save(tmp_path / "profiles" / "other.json")
@@ -279,6 +280,7 @@ def test_cost_is_the_price_of_the_machines_for_the_time_a_million_tokens_takes()
         (("--rate", "1", "--prompt", "9-3"), "prompt is 9-3"),
         (("--rate", "1", "--answer", "some"), "LEAST-MOST is expected"),
         (("--rate", "1", "--replicas", "0"), "replicas is 0"),
+        (("--rate", "1", "--method", "lookup"), "has no drafter"),
     ],
 )
 def test_wrong_use_is_one_line(bare: Run, files: tuple[Path, Path], args: tuple[str, ...], named: str) -> None:

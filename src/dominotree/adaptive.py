@@ -18,6 +18,16 @@ _CONTEXT_STEP = 64
 """Tokens of context within which a round's cost is taken as the same."""
 _FADE, _FADE_FAST = 0.95, 0.9
 """What a round counts for beside the one after it: in a sequence's rate, in whether a draft pays."""
+_OPEN = 0.5
+"""How much a text has to leave open for a draft to be tried that has not paid of late."""
+
+
+class Worth(NamedTuple):
+    """What a round is expected to yield with a tree of so many nodes, and to take."""
+
+    nodes: int
+    tokens: float
+    ms: float
 
 
 @dataclass
@@ -55,11 +65,13 @@ class Pace:
     def drafts(self, said: float = 0.0) -> bool:
         """Whether this round should draft, where the text itself says the next token with that chance.
 
-        One that should not although the text says nothing is counted.
+        One that should not although the text says little is counted.
         """
         price = self.rate * self._dearer
         if self.added >= price:
             return self.added * _unsaid(said) >= price
+        if _unsaid(said) < _OPEN:
+            return False
         if self.waited >= self.patience:
             return True
         self.waited += 1
@@ -69,6 +81,7 @@ class Pace:
         """A round drafted, and is worth `tree`; without a draft it would be worth `alone`."""
         self.room = max(8, 2 * tree.nodes)
         self._passed(tree)
+        # A draft that makes less of what the text says has shown it to be wrong: that takes nothing away.
         added, dearer = max(0.0, tree.tokens - alone.tokens), tree.ms - alone.ms
         self._added = _FADE_FAST * self._added + added
         self._open = _FADE_FAST * self._open + _unsaid(said)
@@ -95,14 +108,6 @@ def _unsaid(said: float) -> float:
     return 1 - said * said
 
 
-class Worth(NamedTuple):
-    """What a round is expected to yield with a tree of so many nodes, and to take."""
-
-    nodes: int
-    tokens: float
-    ms: float
-
-
 class AdaptiveBudget:
     """Sizes trees by the cost-aware rule, and learns from what became of them.
 
@@ -113,15 +118,17 @@ class AdaptiveBudget:
 
     def __init__(self, costs: CostModel, calibration: Calibration) -> None:
         self.costs, self.calibration = costs, calibration
-        self._rounds: dict[tuple[int, int, bool, int | None], list[float]] = {}
-        self._plain: dict[tuple[int, int], list[float]] = {}
+        self._round_ms = lru_cache(maxsize=4096)(self._round_of)
+        self._undrafted_ms = lru_cache(maxsize=1024)(self._undrafted_of)
         self._hull = lru_cache(maxsize=256)(lower_hull)
 
     def sizing(self, method: Method, nodes: int, contexts: Sequence[int], paces: Sequence[Pace]) -> Sizing:
         """What a builder needs to size trees of at most `nodes` behind so many committed tokens."""
         calibrated = method.rule == "calibrated"
         reach = [pace.reach if calibrated else None for pace in paces]
-        costs = [self._round_ms(nodes, context, True, depths) for context, depths in zip(contexts, reach, strict=True)]
+        costs = [
+            self._round_ms(nodes, _step(context), True, depths) for context, depths in zip(contexts, reach, strict=True)
+        ]
         if not calibrated:
             return Sizing(costs)
         # As far as the hull goes down, some larger tree may pay although the next node does not.
@@ -139,11 +146,11 @@ class AdaptiveBudget:
         worth, and would be worth without a draft: with `text`, what the text itself says will follow.
         """
         if method.rule != "calibrated":
-            ms = self._round_ms(len(tree), context, sized, None)
+            ms = self._round_ms(len(tree), _step(context), sized, None)
             return tree.first(cost_aware_count([exp(score) for score in tree.score], ms))
-        worth = _best(tree, self._round_ms(len(tree), context, sized, pace.reach), pace.rate)
+        worth = _best(tree, self._round_ms(len(tree), _step(context), sized, pace.reach), pace.rate)
         said = exp(text.score[0]) if len(text) else 0.0
-        pace.drafted(worth, _best(text, self._undrafted_ms(len(text), context), pace.rate), said)
+        pace.drafted(worth, _best(text, self._undrafted_ms(len(text), _step(context)), pace.rate), said)
         kept = tree.first(worth.nodes)
         drafted = (depth for depth, given in zip(kept.depth, kept.given, strict=True) if given)
         pace.reach = 3 + max(drafted, default=0)
@@ -151,7 +158,7 @@ class AdaptiveBudget:
 
     def cut_undrafted(self, text: Tree, context: int, pace: Pace) -> Tree:
         """The leading part that is worth verifying of what the text says, in a round without a draft."""
-        ms = self._undrafted_ms(len(text), context)
+        ms = self._undrafted_ms(len(text), _step(context))
         worth = _best(text, ms, pace.rate or 1 / ms[0])
         pace.rested(worth)
         return text.first(worth.nodes)
@@ -166,25 +173,18 @@ class AdaptiveBudget:
                 given = [tree.given[child] for child in children]
                 self.calibration.observe(tree.depth[children[0]], given, place)
 
-    def _round_ms(self, nodes: int, context: int, sized: bool, depths: int | None) -> list[float]:
+    def _round_of(self, nodes: int, step: int, sized: bool, depths: int | None) -> list[float]:
         """Milliseconds of rounds that verify 0 .. `nodes` nodes of a draft of so many depths: as measured, in steps.
 
-        Without `depths` of a whole draft, by the convex curve.
+        Without `depths` of a whole draft, by the convex curve. `step` is that of the context.
         """
-        key = nodes, context // _CONTEXT_STEP, sized, depths
-        if key not in self._rounds:
-            stepped = depths is not None
-            ms = self.costs.round(nodes, _middle(context), depths=depths, sized=sized, stepped=stepped)
-            self._rounds[key] = ms.tolist()
-        return self._rounds[key]
+        stepped = depths is not None
+        return self.costs.round(nodes, _middle(step), depths=depths, sized=sized, stepped=stepped).tolist()  # type: ignore[no-any-return]
 
-    def _undrafted_ms(self, nodes: int, context: int) -> list[float]:
+    def _undrafted_of(self, nodes: int, step: int) -> list[float]:
         """Milliseconds of rounds without a draft that verify 0 .. `nodes` nodes, as measured, in steps."""
-        key = nodes, context // _CONTEXT_STEP
-        if key not in self._plain:
-            ms = self.costs.verify(nodes + 1, _middle(context), stepped=True) + self.costs.rest_ms
-            self._plain[key] = ms.tolist()
-        return self._plain[key]
+        ms = self.costs.verify(nodes + 1, _middle(step), stepped=True) + self.costs.rest_ms
+        return ms.tolist()  # type: ignore[no-any-return]
 
     def _calibrated_scores(self, tree: Tree) -> list[float]:
         scores: list[float] = []
@@ -201,5 +201,9 @@ def _best(tree: Tree, ms: Sequence[float], rate: float) -> Worth:
     return Worth(count, 1.0 + sum(chances[:count]), ms[count])
 
 
-def _middle(context: int) -> int:
-    return context // _CONTEXT_STEP * _CONTEXT_STEP + _CONTEXT_STEP // 2
+def _step(context: int) -> int:
+    return context // _CONTEXT_STEP
+
+
+def _middle(step: int) -> int:
+    return step * _CONTEXT_STEP + _CONTEXT_STEP // 2

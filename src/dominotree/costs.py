@@ -278,20 +278,22 @@ def measure(
     rest: list[float] = []
     method = "dominotree" if drafter.head is not None else "ddtree"
     for repeat in range(repeats + 1):
-        plan = [*verify, *((context, 0) for context in contexts)]
+        plan = [*(("verify", *each) for each in verify), *(("draft", *each) for each in draft)]
+        plan += [("together", context, 0) for context in contexts]
         rng.shuffle(plan)
-        for context, count in plan:
+        for what, context, count in plan:
             context_cache.lengths[:] = [context] * SEQUENCES
-            if not count:
+            if what == "draft":
+                _, draft_ms = _timed(partial(drafter.draft, context_cache, [0], tokens[:1], depths=count))
+                if repeat:
+                    draft[context, count].append(draft_ms)
+                continue
+            if what == "together":
                 _, draft_ms = _timed(partial(drafter.draft, context_cache, everyone, tokens[:SEQUENCES]))
                 batch = [Segment(slot, context, tokens[:1]) for slot in everyone]
                 verified, verify_ms = _timed(partial(target.forward, cache, batch, feature_layers=layers, best=True))
                 ones = [1] * SEQUENCES
                 _, extend_ms = _timed(partial(drafter.extend, context_cache, everyone, ones, verified.features))
-                for depth in depths:
-                    _, one_ms = _timed(partial(drafter.draft, context_cache, [0], tokens[:1], depths=depth))
-                    if repeat:
-                        draft[context, depth].append(one_ms)
                 if repeat:
                     together[context].append((draft_ms + extend_ms, verify_ms))
                     tick()

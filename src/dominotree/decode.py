@@ -25,7 +25,7 @@ from dominotree.targets.base import Forward, Target
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.rows import Segment
 from dominotree.text import TextCodec
-from dominotree.tree.join import join
+from dominotree.tree.join import join, path_of
 from dominotree.tree.tree import Tree
 
 PREFILL_CHUNK = 256
@@ -41,8 +41,11 @@ class Share(Protocol):
         """Whether the next round, of so many sequences, should draft."""
         ...
 
-    def cut(self, trees: Sequence[Tree], sequences: int, context: int) -> Sequence[Tree]:
-        """Leading parts of the trees, for a round of so many sequences behind at most `context` tokens."""
+    def cut(self, trees: Sequence[Tree], sequences: int, context: int, drafted: int) -> Sequence[Tree]:
+        """Leading parts of the trees, for a round of so many sequences behind at most `context` tokens.
+
+        So many of the sequences drafted; the other trees are what texts themselves say.
+        """
         ...
 
     def observe(self, accepted: int) -> None:
@@ -177,11 +180,11 @@ class Decoder:
             draft = self._draft(drafting)
         with watch.stage("build"):
             trees = self._build(drafting, draft)
-            if share is None:
-                trees |= self._look_up([generation for generation in batch if generation not in drafting])
-            elif trees:
+            trees |= self._look_up([generation for generation in batch if generation not in drafting])
+            if share is not None and trees:
                 longest = max(len(generation.tokens) for generation in batch)
-                trees = dict(zip(trees, share.cut(list(trees.values()), len(batch), longest), strict=True))
+                parts = share.cut(list(trees.values()), len(batch), longest, len(drafting))
+                trees = dict(zip(trees, parts, strict=True))
         with watch.stage("verify"):
             segments = [_segment(g, trees.get(id(g), NO_TREE)) for g in batch]
             greedy = any(generation.request.sampling.is_plain_greedy for generation in batch)
@@ -271,23 +274,25 @@ class Decoder:
             if budget is not None and not sized:
                 tree = budget.believed(tree, drafting.kind)
             text = _said(generation)
-            tree = join(tree, text.tokens, text.chances, generation.most_nodes)
+            if text.tokens:
+                tree = join(tree, text.tokens, text.chances, generation.most_nodes)
             if budget is not None:
-                alone = join(NO_TREE, text.tokens, text.chances, generation.most_nodes)
+                alone = path_of(text.tokens, text.chances)
                 tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, alone, sized=sized)
             trees[id(generation)] = self._pruned(generation, tree)
         return trees
 
     def _look_up(self, resting: Sequence[Generation]) -> dict[int, Tree]:
-        """What the texts themselves say, of sequences whose round goes without a draft because none would pay."""
+        """What the texts themselves say, of sequences whose round goes without a draft."""
         trees: dict[int, Tree] = {}
         for generation in resting:
-            budget = self._budget(generation)
-            if budget is not None and self._max_depth(generation) > 0:
-                text = _said(generation)
-                tree = join(NO_TREE, text.tokens, text.chances, generation.most_nodes)
+            if generation.lookup is None or generation.remaining < 2:
+                continue
+            text, budget = _said(generation), self._budget(generation)
+            tree = path_of(text.tokens, text.chances)
+            if budget is not None:
                 tree = budget.cut_undrafted(tree, len(generation.tokens) - 1, generation.pace)
-                trees[id(generation)] = self._pruned(generation, tree)
+            trees[id(generation)] = self._pruned(generation, tree)
         return trees
 
     def _pruned(self, generation: Generation, tree: Tree) -> Tree:
@@ -424,7 +429,7 @@ class Decoder:
         return min(self.drafter.draft_length, generation.remaining - 1)
 
     def _drafts_for(self, generation: Generation) -> bool:
-        return generation.request.drafting.kind.shape != "none"
+        return generation.request.drafting.kind.drafts
 
     def _feature_layers(self, batch: Sequence[Generation]) -> Sequence[int]:
         wanted = self.drafter is not None and any(self._drafts_for(g) for g in batch)

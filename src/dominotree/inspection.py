@@ -202,9 +202,7 @@ def _drafter(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         "pure_draft_prefix_len": config.pure_draft_prefix_len if config.is_domino else None,
         "target_fingerprint": config.target_fingerprint,
         "methods": [
-            name
-            for name, method in METHODS.items()
-            if method.shape != "none" and (config.is_domino or not method.needs_head)
+            name for name, method in METHODS.items() if method.drafts and (config.is_domino or not method.needs_head)
         ],
         "refusal": None,
     }

@@ -37,6 +37,19 @@ class Method:
     """Whether what the text so far would go on with is joined to the tree (prompt lookup)."""
 
     @property
+    def drafts(self) -> bool:
+        """Whether a drafter is at work."""
+        return self.score != "none"
+
+    @property
+    def idle(self) -> set[str]:
+        """The options of `Drafting` that have no effect."""
+        idle = set() if self.drafts else {"candidates", "node_topk", "noise_aware"}
+        if self.shape != "tree":
+            return idle | {"budget", "candidates", "node_topk"}
+        return idle | {"candidates"} if self.drafter == "dflash" else idle
+
+    @property
     def needs_head(self) -> bool:
         """Whether the drafter must have a Domino correction head."""
         return self.score in ("static", "conditional")
@@ -46,6 +59,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("ar", "none", "none", "none", "plain decoding: one token a pass"),
+        Method("lookup", "none", "none", "tree", "prompt lookup: what the text itself says, no drafter", lookup=True),
         Method("dflash", "dflash", "base", "chain", "DFlash: the most likely token at every depth (2602.06036)"),
         Method("ddtree", "dflash", "base", "tree", "DDTree: best-first tree over DFlash's marginals (2604.12989)"),
         Method("domino", "domino", "conditional", "chain", "Domino: a chain corrected along its own path (2605.29707)"),
@@ -136,10 +150,12 @@ class Drafting:
 
     def check(self, drafter: Drafter | None) -> None:
         """Raises `InvalidRequest` when the drafter at hand cannot serve the method."""
-        if self.kind.shape == "none":
+        if not self.kind.drafts:
             return
         if drafter is None:
-            raise InvalidRequest(f"method {self.method} needs a drafter; give one (--drafter) or use method ar")
+            raise InvalidRequest(
+                f"method {self.method} needs a drafter; give one (--drafter) or use method lookup or ar"
+            )
         if self.kind.needs_head and drafter.head is None:
             raise InvalidRequest(
                 f"method {self.method} needs a Domino drafter and this one is plain DFlash; use dflash or ddtree"
@@ -165,6 +181,7 @@ def grow(
         base, scale = couple(draft.base, noise, vocabulary.tokens(draft.base))
         draft = replace(draft, base=base)
     kind = drafting.kind
+    assert kind.drafts, f"method {drafting.method} has no draft to grow a tree from"
     if drafting.sampled_candidates:
         draft = replace(draft, base=sample_candidates(draft.base, drafting.candidates))
     if kind.shape == "tree":

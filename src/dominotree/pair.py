@@ -316,7 +316,7 @@ class Pair:
             if decoder is not None and decoder.adaptive is not None:
                 decoder.adaptive.calibration.save(calibration_path(decoder.adaptive.costs.key))
         if (
-            output.method != "ar"
+            METHODS[output.method].drafts
             and sum(stats.nodes) >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE
             and stats.mean_accepted < NIL_ACCEPTANCE
         ):
@@ -425,7 +425,7 @@ def load(
     codec = TextCodec.from_folder(folder)
     if drafter is None and chosen in hub.PAIRS and hub.PAIRS[chosen].drafter is not None:
         drafter = f"{chosen}-domino"
-    if dflash_drafter is None and chosen in hub.PAIRS and hub.has_drafter(f"{chosen}-dflash"):
+    if dflash_drafter is None and drafter != "none" and chosen in hub.PAIRS and hub.has_drafter(f"{chosen}-dflash"):
         dflash_drafter = f"{chosen}-dflash"
 
     def read(wanted: str | None) -> Drafter | None:

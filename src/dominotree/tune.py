@@ -11,7 +11,7 @@ from dominotree.machine import set_threads, usable_cpus
 from dominotree.methods import Drafting
 from dominotree.pair import Pair
 
-BUDGETS = (3, 8, 15, 31)
+BUDGETS = (4, 8, 15, 31)
 """With the root a row each: numbers of rows up to which passes cost little more, by the processor."""
 WIDTHS = (16, 64, 256)
 
@@ -77,8 +77,8 @@ def tune(
     threads = sorted({1, (cpus + 1) // 2, cpus})
     drafts = pair.drafter is not None or pair.dflash_drafter is not None
     domino = pair.drafter is not None and pair.drafter.head is not None
-    trees = ["lookuptree", "dominotree"] if domino else ["ddtree"] if drafts else []
-    first = Drafting(trees[0] if trees else "ar")
+    trees = ["lookuptree", "dominotree"] if domino else ["ddtree"] if drafts else ["lookup"]
+    first = Drafting(trees[0])
     rng = random.Random(0)
 
     def run(setups: Sequence[Setup]) -> list[Measured]:
@@ -102,17 +102,17 @@ def tune(
 
     everything = run([Setup(d, n) for n in threads for d in (Drafting("ar"), first)])
     best = everything[0].setup.threads
-    if trees:
-        chain = Drafting("domino" if domino else "dflash")
-        plans = [Drafting(tree, budget) for tree in trees for budget in BUDGETS] + [chain, Drafting("ar")]
-        if domino and pair.profiled:
-            plans.append(Drafting("adaptive"))
-        everything = run([Setup(plan, best) for plan in plans])
-        top = everything[0].setup.drafting
-        if top.kind.shape == "tree" and top.kind.score != "base":
-            widths = [replace(top, candidates=width) for width in WIDTHS]
-            others = [one for one in everything if one.setup.drafting != top]
-            everything = sorted([*others, *run([Setup(plan, best) for plan in widths])], key=lambda one: -one.speed)
+    plans = [Drafting(tree, budget) for tree in trees for budget in BUDGETS] + [Drafting("ar")]
+    if drafts:
+        plans.append(Drafting("domino" if domino else "dflash"))
+    if domino and pair.profiled:
+        plans.append(Drafting("adaptive"))
+    everything = run([Setup(plan, best) for plan in plans])
+    top = everything[0].setup.drafting
+    if "candidates" not in top.kind.idle:
+        widths = [replace(top, candidates=width) for width in WIDTHS]
+        others = [one for one in everything if one.setup.drafting != top]
+        everything = sorted([*others, *run([Setup(plan, best) for plan in widths])], key=lambda one: -one.speed)
     set_threads(everything[0].setup.threads)
     plain = next(one for one in everything if one.setup.drafting.method == "ar")
     return Advice(everything[0], plain, tuple(everything))

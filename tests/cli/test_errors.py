@@ -48,6 +48,8 @@ from dominotree.pair import Pair
         (["hello", "--method", "eagle"], "eagle"),
         (["hello", "--method", "ar", "--budget", "4"], "--budget has no effect"),
         (["hello", "--method", "ar"], "--drafter has no effect"),
+        (["hello", "--method", "lookup"], "--drafter has no effect"),
+        (["hello", "--method", "lookup", "--drafter", "none", "--candidates", "4"], "--candidates has no effect"),
         (["hello", "--method", "domino", "--budget", "4"], "--budget has no effect"),
         (["hello", "--method", "ddtree", "--candidates", "4"], "--candidates has no effect"),
         (["hello", "--method", "ar", "--drafter", "none", "--noise-aware"], "--noise-aware has no effect"),

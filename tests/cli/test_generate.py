@@ -155,6 +155,8 @@ def test_without_a_drafter_decoding_is_plain_and_says_so(bare: Run, model: Path)
     assert record(bare(*args, "--json"))["method"] == "ar"
     asked = bare(*args, "--drafter", "none")
     assert "Note" not in asked.stderr and asked.exit_code == 0
+    looked = record(bare(*args, "--method", "lookup", "--compare", "--json"))
+    assert (looked["method"], looked["identical"]) == ("lookup", True)
 
 
 def test_the_drafter_that_is_named_is_the_one_that_drafts(run: Run, bare: Run, dflash_drafter: Path) -> None:

@@ -70,6 +70,8 @@ def test_greedy_answers_are_those_of_generate(kind: str, settings: dict[str, Any
         tree = decoder(spoiled(expected[0].tolist()), budget=budget)
         assert torch.equal(model.generate(IDS, custom_generate=tree, **GREEDY), expected)
     assert tree.outputs[0].stats.mean_accepted > 1.5
+    looked_up = decoder(method="lookup", budget=5)
+    assert torch.equal(model.generate(IDS, custom_generate=looked_up, **GREEDY), expected)
     random_tree = decoder(tiny_drafter)
     assert torch.equal(model.generate(IDS, custom_generate=random_tree, **GREEDY), expected)
 

@@ -27,17 +27,17 @@ def tree(*chances: float) -> Tree:
 
 def test_the_likeliest_nodes_of_all_sequences_are_kept() -> None:
     trees = [tree(0.9, 0.8, 0.1), tree(0.5, 0.05), tree(0.3), Tree()]
-    assert [len(t) for t in RowShare(8).cut(trees, 4, 100)] == [2, 1, 1, 0]
-    assert [len(t) for t in RowShare(6).cut(trees, 4, 100)] == [2, 0, 0, 0]
-    assert [len(t) for t in RowShare(3).cut(trees, 4, 100)] == [0, 0, 0, 0]
-    assert [len(t) for t in RowShare(100).cut(trees, 4, 100)] == [3, 2, 1, 0]
+    assert [len(t) for t in RowShare(8).cut(trees, 4, 100, 4)] == [2, 1, 1, 0]
+    assert [len(t) for t in RowShare(6).cut(trees, 4, 100, 4)] == [2, 0, 0, 0]
+    assert [len(t) for t in RowShare(3).cut(trees, 4, 100, 4)] == [0, 0, 0, 0]
+    assert [len(t) for t in RowShare(100).cut(trees, 4, 100, 4)] == [3, 2, 1, 0]
 
 
 def test_a_profile_sets_how_many() -> None:
     trees = [tree(0.9, 0.8, 0.1), tree(0.5, 0.05)]
     dear, cheap = RowShare(64, tiny_costs(slope=50.0)), RowShare(64, tiny_costs(slope=0.001))
-    assert [len(t) for t in cheap.cut(trees, 2, 100)] == [3, 2]
-    assert sum(len(t) for t in dear.cut(trees, 2, 100)) <= 2
+    assert [len(t) for t in cheap.cut(trees, 2, 100, 2)] == [3, 2]
+    assert sum(len(t) for t in dear.cut(trees, 2, 100, 2)) <= 2
 
 
 @given(
@@ -51,7 +51,7 @@ def test_no_pass_is_larger_than_allowed_and_every_part_is_a_tree(
 ) -> None:
     trees = [tree(*sorted(c, reverse=True)) for c in chances]
     sequences = len(trees) + plain
-    kept = RowShare(rows).cut(trees, sequences, 100)
+    kept = RowShare(rows).cut(trees, sequences, 100, sequences)
     assert sequences + sum(map(len, kept)) <= max(rows, sequences)
     assert sum(map(len, kept)) == max(0, min(sum(map(len, trees)), rows - sequences))
     for part, whole in zip(kept, trees, strict=True):
@@ -74,7 +74,7 @@ def rounds_that_draft(
     for _ in range(rounds):
         drafted.append(share.pays(sequences))
         if drafted[-1]:
-            kept = sum(map(len, share.cut(trees, sequences, 100)))
+            kept = sum(map(len, share.cut(trees, sequences, 100, sequences)))
             share.observe(min(accepted, kept))
     return drafted
 
@@ -90,6 +90,23 @@ def test_rounds_go_without_drafts_that_do_not_pay_and_look_again() -> None:
     assert all(rounds_that_draft(RowShare(64), 2, unlikely, 0))  # without a profile there is nothing to tell by
 
 
+def test_what_texts_say_counts_as_nobodys_draft() -> None:
+    """Rounds without a draft, in which a text is right or wrong, say nothing of the drafter."""
+    said, unlikely = [tree(0.9, 0.8)], [tree(0.01), tree(0.01)]
+    share = RowShare(64, tiny_costs(slope=0.3))
+    rounds_that_draft(share, 2, unlikely, 0)
+    drafts = []
+    for _ in range(40):
+        drafts.append(share.pays(2))
+        if drafts[-1]:
+            share.cut(unlikely, 2, 100, 2)
+        else:
+            assert share.cut(said, 2, 100, 0) == said  # at the price of rows alone
+        share.observe(0)
+    assert 1 < sum(drafts) < 6
+    assert share.cut([tree(0.9, 0.8), tree(0.9, 0.8)], 2, 100, 2) != [], "nor is the drafter believed less"
+
+
 def test_a_drafter_that_promises_too_much_is_believed_less() -> None:
     trees = [tree(0.9, 0.85, 0.8), tree(0.9, 0.85, 0.8)]
     honest, boasting = (RowShare(64, tiny_costs(slope=0.3)) for _ in range(2))
@@ -103,7 +120,7 @@ def test_a_drafter_that_was_wrong_for_a_while_is_believed_again(slope: float, wr
     trees, share = [tree(0.9, 0.85, 0.8), tree(0.9, 0.85, 0.8)], RowShare(64, tiny_costs(slope=slope))
     rounds_that_draft(share, 2, trees, 0, wrong)
     assert sum(rounds_that_draft(share, 2, trees, 6, 400)[-100:]) > 90
-    assert sum(len(part) for part in share.cut(trees, 2, 100)) > 2
+    assert sum(len(part) for part in share.cut(trees, 2, 100, 2)) > 2
 
 
 @pytest.mark.parametrize("rows", [1, 9, 30])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
-from dominotree.tree.join import join
+from dominotree.tree.join import join, path_of
 from dominotree.tree.tree import Tree
 
 NODES = [  # token, parent, probability below it
@@ -86,3 +86,9 @@ def test_any_join_is_a_tree_in_order(
     for node, parent in enumerate(joined.parent):
         assert parent < node and joined.depth[node] == (joined.depth[parent] + 1 if parent >= 0 else 0)
         assert joined.score[node] <= (joined.score[parent] if parent >= 0 else 0.0)
+
+
+def test_a_path_alone_has_the_chances_it_was_given() -> None:
+    alone = path_of([7, 8, 9], [0.9, 0.8, 0.5])
+    assert paths(alone) == pytest.approx({(7,): 0.9, (7, 8): 0.72, (7, 8, 9): 0.36})
+    assert list(alone.given) == [0.0] * 3 and len(path_of([], [])) == 0

@@ -41,6 +41,7 @@ _COLOURS = dict(
         METHOD_ORDER,
         (
             "#8b929a",
+            "#117733",
             "#56b4e9",
             "#0a7cc4",
             "#009e73",

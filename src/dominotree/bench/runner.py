@@ -154,7 +154,7 @@ def setups(
         kind = Drafting(method).kind
         sizes: Iterable[int | None] = dict.fromkeys(budgets) if _has_budget(method) else [None]
         widths = dict.fromkeys(candidates if _chooses_candidates(method) else [DEFAULT_CANDIDATES])
-        looks = dict.fromkeys(noise_aware if kind.shape != "none" else [False])
+        looks = dict.fromkeys(noise_aware if kind.drafts else [False])
         for budget, width, looking in product(sizes, widths, looks):
             words = [f"M={width or 'all'}"] * (len(widths) > 1) + ["noise-aware"] * looking
             drafting = Drafting(method, budget, width, noise_aware=looking)

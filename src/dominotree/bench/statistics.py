@@ -25,6 +25,7 @@ GROUPS["overall"] = tuple(name for names in GROUPS.values() for name in names)
 
 METHOD_ORDER = (
     "ar",
+    "lookup",
     "dflash",
     "ddtree",
     "caddtree",

@@ -72,7 +72,7 @@ def audit(
             model = ModelOptions(target, drafter, dflash_drafter, name, device, threads, context, exact)
             pair, drafting = load_pair(model, wanted)
             if drafting["method"] == "ar":
-                raise InvalidRequest("an audit needs a drafter; name one with --drafter")
+                raise InvalidRequest("an audit needs a drafter; name one with --drafter, or use --method lookup")
             ids = [pair.prompt_ids(text, raw=raw) for text in texts]
             found += compare(
                 pair, ids, pair.drafting(**drafting), heats, seed=seed, max_new_tokens=max_new_tokens, tick=tick

@@ -49,7 +49,7 @@ Budget = Annotated[
     typer.Option(
         "--budget",
         help="Most nodes of a tree, without the root.  "
-        "[default: 16; on a CPU 8, in fp32 5, with AVX2 alone 3; 64 for methods that choose]",
+        "[default: 16; on a CPU 8, in fp32 5, with AVX2 alone 4; 64 for methods that choose]",
     ),
 ]
 Candidates = Annotated[int | None, typer.Option("--candidates", help="Tokens scored per depth; 0: all.  [default: 64]")]
@@ -376,7 +376,9 @@ def load_pair(model: ModelOptions, drafting: Mapping[str, Any]) -> tuple[Pair, d
         method = pair.default_method
         _check_effect(method, drafting, model)
         if method == "ar" and model.drafter != "none":
-            screen.note("Note: no drafter is at hand, so decoding is plain; name one with --drafter")
+            screen.note(
+                "Note: no drafter is at hand, so decoding is plain; name one with --drafter, or try --method lookup"
+            )
     if model.dflash_drafter and METHODS[method].drafter == "domino" and pair.drafter is not None:
         raise InvalidRequest(
             f"--dflash-drafter has no effect with method {method}; leave it out, or use dflash, ddtree or caddtree"
@@ -388,15 +390,8 @@ def _check_effect(method: str, drafting: Mapping[str, Any], model: ModelOptions)
     from dominotree.methods import METHODS
 
     kind = METHODS[method]
-    idle: set[str] = set()
-    if kind.shape != "tree":
-        idle = {"budget", "candidates", "node_topk"}
-    elif kind.drafter == "dflash":
-        idle = {"candidates"}
-    if kind.shape == "none":
-        idle |= {"noise_aware"}
-    named = [name for name in drafting if name in idle]
-    if kind.shape == "none":
+    named = [name for name in drafting if name in kind.idle]
+    if not kind.drafts:
         drafters = {"drafter": model.drafter, "dflash_drafter": model.dflash_drafter}
         named += [name for name, value in drafters.items() if value not in (None, "none")]
     if named:

@@ -83,7 +83,7 @@ def generate(
     if noise_aware and sampling.temperature == 0:
         screen.note("Note: --noise-aware cannot change anything at temperature 0")
     if compare and drafting["method"] == "ar":
-        raise InvalidRequest("--compare needs a drafter; name one with --drafter")
+        raise InvalidRequest("--compare needs a drafter; name one with --drafter, or use --method lookup")
     form: dict[str, Any] = {"raw": True} if raw else given(system=system)
     answer(pair, text, compare=compare, as_json=as_json, sampling=sampling, **drafting, **form)
 

@@ -83,8 +83,10 @@ def plan(
     loads += [Load(clients=each, **common_load) for each in comma_list("clients", clients, int)] if clients else []
     recorded = read_records(records).records
     if method is None:
-        trees = {record.method for record in recorded if record.budget}
+        trees = {record.method for record in recorded if record.budget and _drafts(record.method)}
         method = next((name for name in ("lookuptree", "dominotree", *sorted(trees)) if name in trees), "lookuptree")
+    if not _drafts(method):
+        raise InvalidRequest(f"--method is {method}, which has no drafter; a method that drafts is expected")
     costs = _profile(profile, method)
     acceptance = Acceptance.of(recorded, method, temperature)
     budgets = list(acceptance.budgets) if budget is None else comma_list("budget", budget, int)
@@ -117,6 +119,12 @@ def _span(name: str, text: str | None) -> tuple[int, int] | None:
         raise InvalidRequest(f"{common.flag(name)} is {text!r}; N or LEAST-MOST is expected, such as 100-400") from None
 
 
+def _drafts(method: str) -> bool:
+    from dominotree.methods import METHODS
+
+    return method not in METHODS or METHODS[method].drafts  # unknown ones are others' records
+
+
 def _profile(path: Path | None, method: str) -> CostModel:
     """The profile at `path`, else the only one here that was measured with a drafter for the method."""
     from dominotree.costs import CostModel
@@ -126,7 +134,15 @@ def _profile(path: Path | None, method: str) -> CostModel:
     if path is not None:
         return CostModel.load(path)
     domino = method not in METHODS or METHODS[method].drafter == "domino"
-    kept = {file: CostModel.load(file) for file in sorted((cache_dir() / "profiles").glob("*.json"))}
+    kept: dict[Path, CostModel] = {}
+    broken: list[InvalidRequest] = []
+    for file in sorted((cache_dir() / "profiles").glob("*.json")):
+        try:
+            kept[file] = CostModel.load(file)
+        except InvalidRequest as error:  # of an earlier version, perhaps of another pair
+            broken.append(error)
+    if broken and not kept:
+        raise broken[0]
     fitting = {file: costs for file, costs in kept.items() if len(kept) == 1 or costs.has_head is domino}
     if len(fitting) == 1:
         return next(iter(fitting.values()))
@@ -137,7 +153,7 @@ def _profile(path: Path | None, method: str) -> CostModel:
 
 
 def _name(load: Load) -> str:
-    return f"{load.rate:g} a second" if load.rate is not None else f"{load.clients} clients"
+    return f"{load.rate:g} a second" if load.rate is not None else _told(load.clients or 0, "client")
 
 
 def _load_of(result: dict[str, Any]) -> float:
@@ -150,20 +166,24 @@ def _verdict(results: Sequence[dict[str, Any]]) -> str:
         return "No trees were simulated."
     if all(result["budget"] for result in results):
         return "Plain decoding was not simulated (budget 0), so whether trees pay is not known."
-    unit = "clients" if results[0]["rate"] is None else "requests a second"
+    unit = "client" if results[0]["rate"] is None else "request"
     pays: list[float] = []
     not_pays: list[float] = []
     for load, group in groupby(sorted(results, key=_load_of), key=_load_of):
         best = min(group, key=lambda result: result["request_s"])
         (pays if best["budget"] else not_pays).append(load)
     if not not_pays:
-        return f"Trees answer sooner than plain decoding at every load here, up to {max(pays):g} {unit}."
+        return f"Trees answer sooner than plain decoding at every load here, up to {_told(max(pays), unit)}."
     if not pays:
-        return f"Plain decoding answers sooner than trees at every load here, from {min(not_pays):g} {unit} on."
+        return f"Plain decoding answers sooner than trees at every load here, from {_told(min(not_pays), unit)} on."
     if max(pays) < min(not_pays):
-        return f"Trees answer sooner up to {max(pays):g} {unit}; from {min(not_pays):g} on plain decoding does."
-    listed = ", ".join(f"{load:g}" for load in not_pays)
-    return f"Plain decoding answers sooner at {listed} {unit}, trees at the other loads."
+        return f"Trees answer sooner up to {_told(max(pays), unit)}; from {min(not_pays):g} on plain decoding does."
+    listed = "".join(f"{load:g}, " for load in not_pays[:-1]) + _told(not_pays[-1], unit)
+    return f"Plain decoding answers sooner at {listed}, trees at the other loads."
+
+
+def _told(count: float, unit: str) -> str:
+    return f"{count:g} {unit}{'' if count == 1 else 's'}{' a second' if unit == 'request' else ''}"
 
 
 def _basis(costs: CostModel, acceptance: Acceptance, method: str) -> str:

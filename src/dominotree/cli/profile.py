@@ -63,7 +63,9 @@ def profile(
         for d, depths in enumerate(costs.depths):
             table.add_row(f"draft {depths} deep", *(f"{curve[d]:.1f}" for curve in costs.draft_ms))
         for i, rows in enumerate(costs.rows):
-            table.add_row(f"verify {rows} rows", *(f"{curve[i]:.1f}" for curve in costs.verify_ms))
+            table.add_row(
+                f"verify {rows} row{'s' if rows > 1 else ''}", *(f"{curve[i]:.1f}" for curve in costs.verify_ms)
+            )
         further = [sum(both) for both in zip(costs.verify_each_ms, costs.draft_each_ms, strict=True)]
         table.add_row("each further sequence", *(f"{ms:.1f}" for ms in further))
         console.print(table)

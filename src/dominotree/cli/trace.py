@@ -76,7 +76,7 @@ def trace(
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     pair, drafting = load_pair(model, drafting)
     if compare and drafting["method"] == "ar":
-        raise InvalidRequest("--compare needs a drafter; name one with --drafter")
+        raise InvalidRequest("--compare needs a drafter; name one with --drafter, or use --method lookup")
     form: dict[str, Any] = {"raw": True} if raw else given(system=system)
     ids = pair.prompt_ids(text, **form)
 

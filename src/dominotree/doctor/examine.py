@@ -99,7 +99,7 @@ def _drafting(method: str | None, budget: int | None, pair: Pair) -> Drafting | 
     drafting = pair.drafting(method, budget)
     if pair.drafter is None:
         return None
-    if drafting.kind.shape == "none":
+    if not drafting.kind.drafts:
         raise InvalidRequest(f"method {method} does not draft, so there is nothing to examine; name one that does")
     drafting.check(pair.drafter)
     return drafting

@@ -21,7 +21,7 @@
 #define TALL (MANY_REGISTERS ? 9 : 5) /* rows of the tallest tile of vectors */
 #define PARALLEL 65536 /* multiplications from which on a second thread pays */
 #define BLOCK (MANY_REGISTERS ? 48 : 30) /* rows whose inputs stay in the cache while all panels pass */
-#define STEP 288 /* input features of a panel that all heights of a block take before the next ones */
+#define STEP 288 /* input features of a panel, at most, that all heights of a block take before the next ones */
 #define SHARE 6 /* panels that a thread takes at a time, as many as the widest tile has: threads are not equally fast */
 
 int64_t dt_lanes(void) { return LANES; }
@@ -216,19 +216,20 @@ static void (*const tiles[TALL + 1][SHARE + 1])(const Linear *, const Part *, in
 static void vectors(const Linear *a, const Ends *io, int64_t first, int64_t rows, int64_t panel, int64_t count, int paired) {
     const int64_t heights = (rows + TALL - 1) / TALL, wide = widths[(rows + heights - 1) / heights], bytes = bytes_of(a);
     const int64_t pair = 2 * LANES * (a->kept == FP32 ? 4 : a->kept == BF16 ? 2 : 1), row_bytes = a->in * (paired ? 2 : 4);
+    const int64_t parts = (a->in + STEP - 1) / STEP, step = (a->in / parts + 1) / 2 * 2; /* even, and alike */
     const char *x = (const char *)io->x + first * row_bytes;
     vf sums[3 * BLOCK];
     for (int64_t panels; count > 0; panel += panels, count -= panels) {
         panels = count >= wide ? wide : 1;
         const char *w = (const char *)a->panels + panel * bytes;
         for (int64_t i = 0; i < rows * panels; i++) sums[i] = (vf){0};
-        for (int64_t k = 0; k < a->in; k += STEP) {
-            const int64_t to = k + STEP < a->in ? k + STEP : a->in;
+        for (int64_t k = 0; k < a->in; k += step) {
+            const int64_t to = k + step < a->in ? k + step : a->in;
             const char *next = to < a->in ? w + to / 2 * pair : w + panels * bytes;
             for (int64_t t = 0; t < heights; t++) { /* heights that differ by one at most: 17 rows are 8 and 9 */
                 const int64_t from = rows * t / heights, high = rows * (t + 1) / heights - from;
                 const Part part = {
-                    .x = x + from * row_bytes, .w = w, .fetch = next + STEP / 2 * pair * t / heights, .from = k, .to = to,
+                    .x = x + from * row_bytes, .w = w, .fetch = next + step / 2 * pair * t / heights, .from = k, .to = to,
                     .pace = pair / heights, .sums = sums + from * panels,
                 };
                 tiles[high][panels](a, &part, paired);

@@ -209,7 +209,13 @@ class Service:
             if method.rule == "fixed" or engine.decoder.adaptive is not None:
                 budget = drafting.most_nodes if method.shape == "tree" else None
                 offered.append(
-                    {"name": method.name, "summary": method.summary, "shape": method.shape, "budget": budget}
+                    {
+                        "name": method.name,
+                        "summary": method.summary,
+                        "shape": method.shape,
+                        "drafts": method.drafts,
+                        "budget": budget,
+                    }
                 )
         return {
             "method": default.method,

@@ -237,14 +237,7 @@ class _Generate(_Body):
             same = {name: getattr(default, name) for name in ("budget", "candidates", "node_topk", "noise_aware")}
             chosen = {"method": default.method, **same, **chosen}
         drafting = pair.drafting(**chosen)
-        idle: set[str] = set()
-        if drafting.kind.shape != "tree":
-            idle = {"budget", "candidates", "node_topk"}
-        elif drafting.kind.drafter == "dflash":
-            idle = {"candidates"}
-        if drafting.kind.shape == "none":
-            idle |= {"noise_aware"}
-        for name in sorted(idle):
+        for name in sorted(drafting.kind.idle):
             given = getattr(self, name)
             if given is not None and given is not False:
                 raise InvalidRequest(f"{name} has no effect with method {drafting.method}; leave it out")

@@ -41,6 +41,7 @@ class RowShare:
         self.max_rows, self.costs = max_rows, costs
         self._paces: dict[int, Pace] = {}
         self._expected = self._accepted = self._expected_now = 0.0
+        self._drafted = 0
 
     @classmethod
     def on(cls, device: torch.device, max_rows: int | None, costs: CostModel | None) -> RowShare:
@@ -54,33 +55,46 @@ class RowShare:
         """Whether the next round, of so many sequences, should draft."""
         return self.costs is None or self._paces.setdefault(sequences, Pace()).drafts()
 
-    def cut(self, trees: Sequence[Tree], sequences: int, context: int) -> list[Tree]:
-        """The leading parts of `trees`, for a pass of `sequences` roots behind at most `context` tokens."""
+    def cut(self, trees: Sequence[Tree], sequences: int, context: int, drafted: int) -> list[Tree]:
+        """The leading parts of `trees`, for a pass of `sequences` roots behind at most `context` tokens.
+
+        `drafted` of the sequences drafted; the other trees are what texts themselves say.
+        """
+        self._drafted = drafted
         scores = np.array([score for tree in trees for score in tree.score])
         owners = np.repeat(np.arange(len(trees)), [len(tree) for tree in trees])
         order = np.argsort(-scores, kind="stable")  # within a tree best first already, so leading parts stay trees
-        count = self._count(np.exp(scores[order]), len(trees), sequences, context)
+        count = self._count(np.exp(scores[order]), drafted, sequences, context)
         kept = np.bincount(owners[order[:count]], minlength=len(trees))
         return [tree.first(int(n)) if n < len(tree) else tree for tree, n in zip(trees, kept, strict=True)]
 
     def observe(self, accepted: int) -> None:
-        """Learns how many of the nodes that were kept the target accepted."""
+        """Learns how many of the nodes that were kept the target accepted; of a round without drafts nothing."""
+        if not self._drafted:
+            return
         fade = _FADE if self._expected_now else _UNTESTED
         self._expected = fade * self._expected + self._expected_now
         self._accepted = fade * self._accepted + accepted
 
-    def _count(self, chances: np.ndarray, drafting: int, sequences: int, context: int) -> int:
+    def _count(self, chances: np.ndarray, drafted: int, sequences: int, context: int) -> int:
         """How many of the nodes, best first, to verify beside the roots."""
         if self.costs is None:
             return max(0, min(len(chances), self.max_rows - sequences))
-        ms = self.costs.round(len(chances), context, sequences=sequences)
-        ms += self.costs.draft(context, drafting) - self.costs.draft(context, sequences)
+        if drafted:
+            ms = self.costs.round(len(chances), context, sequences=sequences)
+            ms += self.costs.draft(context, drafted) - self.costs.draft(context, sequences)
+        else:
+            ms = self.costs.verify(len(chances) + sequences, context, sequences)[sequences - 1 :]
+            ms = ms + sequences * self.costs.rest_ms
         believed = min(1.0, (_PRIOR + self._accepted) / (_PRIOR + self._expected))
         accepted = np.concatenate([[0.0], np.cumsum(chances)])
         gains = sequences + believed * accepted
         count = int(np.argmax(gains / ms))
         worth = Worth(count, float(gains[count]), float(ms[count]))
-        plain = Worth(0, float(sequences), self.costs.plain(context, sequences))
-        self._paces.setdefault(sequences, Pace()).drafted(worth, plain)
+        pace = self._paces.setdefault(sequences, Pace())
+        if drafted:
+            pace.drafted(worth, Worth(0, float(sequences), self.costs.plain(context, sequences)))
+        else:
+            pace.rested(worth)
         self._expected_now = float(accepted[count])
         return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import exp, log
 
 from dominotree.tree.tree import Tree
@@ -12,6 +13,12 @@ _OFFSET, _WEIGHT, _LEAST = 0.9, 0.33, 1e-3
 does not propose has the least probability."""
 
 
+def path_of(tokens: Sequence[int], chances: Sequence[float]) -> Tree:
+    """A continuation as a tree of its own, one path; `chances[i]` is that of `tokens[i]` where those before it are right."""
+    score = list(accumulate(log(chance) for chance in chances))
+    return Tree(list(tokens), list(range(-1, len(tokens) - 1)), list(range(len(tokens))), score, [0.0] * len(tokens))
+
+
 def join(tree: Tree, tokens: Sequence[int], chances: Sequence[float], size: int) -> Tree:
     """The best `size` nodes of a tree and of a path of `tokens` from its root.
 
@@ -19,8 +26,6 @@ def join(tree: Tree, tokens: Sequence[int], chances: Sequence[float], size: int)
     score a node of the path gets what both sources make of it together, its siblings share the rest as they did, and
     what is below moves along. Tokens that no node proposes are added, `given` 0.
     """
-    if not tokens:
-        return tree.first(size)
     path = [-1]
     for token in tokens:
         child = tree.child_with_token(path[-1], token)

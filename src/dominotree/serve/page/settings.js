@@ -75,7 +75,7 @@ export class Settings {
   offer(can) {
     this.can = can;
     const { method, budget } = this.form.elements;
-    const drafting = can.methods.filter(({ shape }) => shape !== "none");
+    const drafting = can.methods.filter(({ drafts }) => drafts);
     method.replaceChildren(...drafting.map(({ name, summary }) => new Option(name, name, false, false)));
     drafting.forEach(({ summary }, i) => (method.options[i].title = summary));
     const names = drafting.map(({ name }) => name);
