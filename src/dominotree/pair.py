@@ -158,9 +158,10 @@ class Pair:
     def default_budget(self) -> int:
         """The budget of a tree where none is named: smaller on a CPU, where each row of a pass costs arithmetic.
 
-        Of 4, 8, 16 and 32 nodes 8 were fastest for the default pair in bf16 (results/report.md); in fp32 a row costs
-        more, and with 16 registers (AVX2) a pass of over five rows is dear. `dominotree profile` tells what rows cost
-        on a machine, `dominotree tune` what is best there.
+        Of 4, 8, 16 and 32 nodes 8 were fastest for the default pair in bf16 where AMX multiplies it. In fp32 a row
+        costs more, and with 16 registers (AVX2) only passes of up to five rows are cheap: 4 nodes slow down no set of
+        prompts (results/report.md). `dominotree profile` tells what rows cost on a machine, `dominotree tune` what is
+        best there.
         """
         if self.target.device.type != "cpu":
             return DEFAULT_BUDGET

@@ -14,7 +14,7 @@ does not propose has the least probability."""
 
 
 def path_of(tokens: Sequence[int], chances: Sequence[float]) -> Tree:
-    """A continuation as a tree of its own, one path; `chances[i]` is that of `tokens[i]` where those before it are right."""
+    """A continuation as a tree of its own: one path. `chances[i]` is that of `tokens[i]` if all before it are right."""
     score = list(accumulate(log(chance) for chance in chances))
     return Tree(list(tokens), list(range(-1, len(tokens) - 1)), list(range(len(tokens))), score, [0.0] * len(tokens))
 
