@@ -156,7 +156,7 @@ def test_without_a_drafter_decoding_is_plain_and_says_so(bare: Run, model: Path)
     asked = bare(*args, "--drafter", "none")
     assert "Note" not in asked.stderr and asked.exit_code == 0
     looked = record(bare(*args, "--method", "lookup", "--compare", "--json"))
-    assert (looked["method"], looked["identical"]) == ("lookup", True)
+    assert (looked["method"], looked["compare"]["identical"]) == ("lookup", True)
 
 
 def test_the_drafter_that_is_named_is_the_one_that_drafts(run: Run, bare: Run, dflash_drafter: Path) -> None:
