@@ -158,8 +158,7 @@ class AdaptiveBudget:
 
     def cut_undrafted(self, text: Tree, context: int, pace: Pace) -> Tree:
         """The leading part that is worth verifying of what the text says, in a round without a draft."""
-        ms = self._undrafted_ms(len(text), _step(context))
-        worth = _best(text, ms, pace.rate or 1 / ms[0])
+        worth = _best(text, self._undrafted_ms(len(text), _step(context)), pace.rate)
         pace.rested(worth)
         return text.first(worth.nodes)
 
