@@ -47,24 +47,31 @@ build: $(VENV)/.installed-build
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# What is committed under results/: about an hour on two cores that do nothing else. It goes on where it was stopped.
-# PROMPTS is a folder of the eight sets, NAME.jsonl; without it they come from the hub.
+# What is committed under results/: about an hour on two cores that do nothing else. It goes on where it was stopped, and
+# measures anew once runs/results is removed. PROMPTS is a folder of the eight sets, NAME.jsonl; without it they come
+# from the hub.
 FROM = $(if $(PROMPTS),--data $(PROMPTS))
 FOUR := gsm8k,humaneval,mt-bench,alpaca
 EIGHT := gsm8k,math500,aime25,humaneval,mbpp,livecodebench,mt-bench,alpaca
 BENCH = $(BIN)/dominotree bench $(FROM) --max-new-tokens
 
+RUNS := runs/results
+PARTS := methods long ablations sampling
+
 results: $(VENV)/.installed-dev
+	mkdir -p $(RUNS) results/figures
 	$(BIN)/dominotree profile --contexts 64,256,768,1792,4096,7936 --repeats 5 --plot results/figures/cost.svg
-	$(BENCH) 128 --sets $(EIGHT) --limit 3 --budget 4,8,16,32 --out results/methods \
+	$(BENCH) 128 --sets $(EIGHT) --limit 3 --budget 4,8,16,32 --out $(RUNS)/methods \
 	    --methods ar,dflash,ddtree,caddtree,domino,marginal,static,dominotree,lookuptree,condadaptive,adaptive
-	$(BENCH) 256 --sets $(EIGHT) --limit 3 --budget 4,8,16 --out results/long \
+	$(BENCH) 256 --sets $(EIGHT) --limit 3 --budget 4,8,16 --out $(RUNS)/long \
 	    --methods ar,domino,dominotree,lookuptree,adaptive
-	$(BENCH) 128 --sets $(FOUR) --limit 2 --out results/ablations --methods ar,dominotree \
+	$(BENCH) 128 --sets $(FOUR) --limit 2 --out $(RUNS)/ablations --methods ar,dominotree \
 	    --candidates 64,8,16,32,0 --ablations reference-builder,sampled-candidates
-	$(BENCH) 128 --sets $(FOUR) --limit 3 --temperature 0.5,1 --noise-aware both --out results/sampling \
+	$(BENCH) 128 --sets $(FOUR) --limit 3 --temperature 0.5,1 --noise-aware both --out $(RUNS)/sampling \
 	    --methods ar,domino,dominotree
-	$(BIN)/dominotree report results/methods results/long results/ablations results/sampling --out results
+	rm -rf $(addprefix results/,$(PARTS))
+	cp -r $(addprefix $(RUNS)/,$(PARTS)) results/
+	$(BIN)/dominotree report $(addprefix results/,$(PARTS)) --out results
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(RAY) dist build site

@@ -80,7 +80,7 @@ def llama_cpp(gguf: Path, threads: int) -> Contender:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
+    parser.add_argument("--dtype", default="bfloat16", choices=[name for name in DTYPES if name != "int8"])
     parser.add_argument("--ours", nargs="+", default=["ar", "dominotree"], help="METHOD or METHOD:BUDGET")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, default=3, help="prompts of each built-in set")

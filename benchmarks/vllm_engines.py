@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--drafter", default="smollm2-135m-domino")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--budget", default="4,8,16", help="nodes of a tree, one engine each")
+    parser.add_argument("--methods", default="dominotree,lookuptree", help="of the trees")
     parser.add_argument("--clients", default="1,4", help="requests at a time")
     parser.add_argument("--prompts", type=int, default=2, help="of each built-in set")
     parser.add_argument("--tokens", type=int, default=64)
@@ -55,7 +56,8 @@ def main() -> None:
     )
     budgets = [int(part) for part in args.budget.split(",")]
     kinds: dict[str, Any] = {"plain": {}, "chain": ours("chain", 16, args.drafter)}
-    kinds |= {f"tree {budget}": ours("tree", budget, args.drafter) for budget in budgets}
+    for method in args.methods.split(","):
+        kinds |= {f"{method} {budget}": ours("tree", budget, args.drafter, method=method) for budget in budgets}
     kinds["ngram"] = {"speculative_config": NGRAM}  # last: numba comes with it, and then vLLM makes no further engine
     engines = {name: make(folder, args.dtype, arguments) for name, arguments in kinds.items()}
 
@@ -78,10 +80,13 @@ def main() -> None:
     Console(highlight=False).print(table)
 
 
-def ours(mode: str, budget: int, drafter: str) -> dict[str, Any]:
+def ours(mode: str, budget: int, drafter: str, **settings: str) -> dict[str, Any]:
     """The arguments of an engine that drafts with us."""
     spec = {"method": "custom_class", "model": "dominotree.vllm.Proposer", "num_speculative_tokens": budget}
-    return {"speculative_config": spec, "additional_config": {"dominotree": {"drafter": drafter, "mode": mode}}}
+    return {
+        "speculative_config": spec,
+        "additional_config": {"dominotree": {"drafter": drafter, "mode": mode, **settings}},
+    }
 
 
 def make(folder: Path, dtype: str, arguments: dict[str, Any]) -> vllm.LLM:

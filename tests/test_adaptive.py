@@ -89,3 +89,11 @@ def test_the_rate_is_that_of_the_latest_rounds_with_a_draft_or_without() -> None
     for _ in range(200):
         pace.rested(Worth(3, 3.0, 1.0))
     assert pace.rate == pytest.approx(3.0, abs=1e-4)
+
+
+def test_a_draft_that_shows_the_text_to_be_wrong_takes_nothing_away() -> None:
+    pace = Pace()
+    drafted(pace, 1.25)
+    before = pace.added
+    pace.drafted(Worth(2, 2.0, 2.0), Worth(9, 6.0, 1.0), 1.0)
+    assert pace.added == pytest.approx(before)

@@ -288,6 +288,43 @@ def test_wrong_use_is_one_line(
     assert read(tmp_path / "in.jsonl") == LINES
 
 
+@pytest.mark.parametrize("ray", [False, True])
+def test_what_can_be_read_only_once_is_refused(run: Run, tmp_path: Path, ray: bool) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = run("batch", pipe, tmp_path / "out.jsonl", *(["--ray"] if ray else []))
+    assert result.exit_code == 2 and "no regular file" in result.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_an_input_that_changes_meanwhile_makes_no_output(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = written(tmp_path / "in.jsonl", LINES)
+    monkeypatch.setattr("dominotree.batch.records", lambda *_: iter(()))
+    result = run("batch", source, tmp_path / "out.jsonl")
+    assert result.exit_code == 2 and "must not change meanwhile" in result.stderr
+    assert not (tmp_path / "out.jsonl").exists() and (tmp_path / "out.jsonl.part").exists()
+
+
+def test_a_file_of_someone_elses_in_the_place_of_the_part_is_left_alone(tmp_path: Path) -> None:
+    part = tmp_path / "out.jsonl.part"
+    part.write_text("my notes, without a line end")
+    with pytest.raises(InvalidRequest, match="not of a batch"):
+        Results(tmp_path / "out.jsonl", {"seed": 1})
+    assert part.read_text() == "my notes, without a line end"
+
+
+def test_trees_have_the_pairs_budget_where_none_is_named(
+    run: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    real = Decoder.add
+    monkeypatch.setattr(Decoder, "add", lambda self, request: (seen.append(request.drafting), real(self, request))[1])
+    assert run("batch", written(tmp_path / "in.jsonl", LINES[:1]), tmp_path / "out.jsonl").exit_code == 0
+    assert {(d.method, d.budget) for d in seen} == {(pair.default_method, pair.default_budget)}
+
+
 def test_a_killed_process_loses_and_doubles_nothing(model: Path, drafter: Path, run: Run, tmp_path: Path) -> None:
     written(tmp_path / "in.jsonl", LINES * 3)
     command = ["batch", "in.jsonl", "out.jsonl", "--target", model, "--drafter", drafter, "--dtype", "float32", *COMMON]

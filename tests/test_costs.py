@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from math import log
 from pathlib import Path
@@ -31,6 +32,7 @@ from dominotree.generation import Request
 from dominotree.methods import METHODS, Drafting
 from dominotree.pair import Pair
 from dominotree.sampling import SamplingParams
+from dominotree.tree.join import path_of
 from dominotree.tree.tree import Tree
 from oracle import OracleDrafter, tiny_costs, tiny_drafter
 from targets.tiny import tiny_target
@@ -225,3 +227,73 @@ def test_a_pair_keeps_what_it_learned_for_the_next_time(tmp_path: Path, monkeypa
     fresh = Calibration.fresh(drafter.draft_length)
     assert first.mean != fresh.mean
     assert second.precision[0][0][0] > first.precision[0][0][0] > fresh.precision[0][0][0]
+
+
+def test_a_profile_made_later_and_a_folder_that_cannot_be_written_do_not_stop_a_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DOMINOTREE_CACHE", str(tmp_path))
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target)
+    pair = Pair(target, None, drafter, name="tiny")
+    ask = {"method": "adaptive", "max_new_tokens": 6, "ignore_eos": True}
+    with pytest.raises(InvalidRequest, match="dominotree profile"):
+        pair.generate([5, 9, 33], **ask)
+    tiny_costs(0.0).save(profile_path(profile_key("tiny", target, drafter)))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Calibration, "save", full)
+    for _ in range(2):
+        assert len(pair.generate([5, 9, 33], **ask).token_ids) == 6
+    assert caplog.text.count("could not be kept") == 1
+
+
+def test_a_walk_teaches_what_became_of_the_drafters_own_nodes() -> None:
+    told = []
+
+    class Spy(Calibration):
+        def observe(self, depth: int, conditional: Sequence[float], chosen: int | None) -> None:
+            told.append((depth, list(conditional), chosen))
+
+    tree = Tree([10, 11, 20, 12], [-1, 0, -1, 0], [0, 1, 0, 1], [-0.1, -0.2, -0.3, -0.4], [0.6, 0.5, 0.0, 0.4])
+    adaptive = AdaptiveBudget(tiny_costs(), Spy.fresh(3))
+    adaptive.observe(tree, [-1, 0, 3], [10, 12, 99])
+    adaptive.observe(tree, [-1, 2], [20, 5])  # the text's own node: none of the drafter's was right
+    assert told == [(0, [0.6], 0), (1, [0.5, 0.4], 1), (0, [0.6], None)]
+
+
+def test_the_decoder_hands_on_the_path_it_walked() -> None:
+    target, walks = tiny_target("llama"), []
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True)
+    plain = Decoder(target).run([Request([5, 9], params, Drafting("ar"))])[0]
+
+    class Watched(AdaptiveBudget):
+        def observe(self, tree: Tree, path: Sequence[int], choices: Sequence[int]) -> None:
+            walks.append((tree, list(path), list(choices)))
+
+    oracle = OracleDrafter(target, [plain.tokens])
+    adaptive = Watched(tiny_costs(0.0), Calibration.fresh(oracle.draft_length))
+    Decoder(target, oracle, max_nodes=64, adaptive=adaptive).run([Request([5, 9], params, Drafting("adaptive"))])
+    assert max(len(path) for _, path, _ in walks) > 2
+    for tree, path, choices in walks:
+        assert path[0] == -1 and [tree.token[n] for n in path[1:]] == choices[: len(path) - 1]
+
+
+def test_a_sizing_has_what_was_learned_and_the_price_of_the_depths_drafted() -> None:
+    adaptive = AdaptiveBudget(tiny_costs(), Calibration.fresh(4))
+    pace = Pace(reach=1, tokens=40.0, ms=100.0)
+    sizing = adaptive.sizing(METHODS["adaptive"], 3, [100], [pace])
+    assert sizing.calibration == adaptive.calibration.mean and sizing.rates == [pytest.approx(0.4)]
+    fixed = adaptive.sizing(METHODS["caddtree"], 3, [100], [pace])
+    assert fixed.calibration is None and fixed.rates is None
+    assert fixed.costs[0][0] - sizing.costs[0][0] == pytest.approx(1.0, abs=0.2)  # of three more depths
+
+
+def test_a_cut_counts_only_what_the_draft_adds_to_the_text() -> None:
+    adaptive, pace = AdaptiveBudget(tiny_costs(), Calibration.fresh(4)), Pace()
+    tree = Tree([1, 2, 3], [-1, 0, 1], [0, 1, 2], [log(0.9), log(0.8), log(0.7)], [0.9, 0.88, 0.0])
+    kept = adaptive.cut(tree, METHODS["adaptive"], 100, pace, path_of([1], [0.8]), sized=True)
+    assert len(kept) == 3 and pace.reach == 4  # the deepest node is the text's, not the draft's
+    assert pace.added == pytest.approx((0.9 + 3.4 - 1.8) / (0.9 + 1 - 0.8**2))

@@ -9,14 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from dominotree.adaptive import AdaptiveBudget
+from dominotree.calibration import Calibration
 from dominotree.decode import Decoder
+from dominotree.drafters.coupling import Noise, couple
 from dominotree.errors import InvalidRequest, NumericalError
-from dominotree.generation import Request
-from dominotree.methods import Drafting
+from dominotree.generation import Request, Round
+from dominotree.methods import METHODS, Drafting, grow
 from dominotree.sampling import SamplingParams
-from dominotree.tree.tree import Tree
-from oracle import OracleDrafter, tiny_drafter
+from dominotree.tree.batched import build
+from dominotree.tree.chain import corrected_chain
+from dominotree.tree.scorers import ConditionalScorer, StaticScorer
+from dominotree.tree.tree import Tree, Trees
+from oracle import OracleDrafter, tiny_costs, tiny_drafter
 from targets.tiny import tiny_target
+from tree.tabulated import assert_same
 
 PROMPT = [5, 9, 33, 2, 61]
 
@@ -289,6 +296,153 @@ def test_a_broken_draft_ends_its_own_request_only(target, method: str, monkeypat
     assert [g.new_tokens for i, g in enumerate(generations) if i != 1] == [expected[0], expected[2]]
 
 
+THREE = [PROMPT, PROMPT[::-1], PROMPT[1:]]
+GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
+
+
+def alone(target, drafter, method: str) -> list[list[int]]:  # type: ignore[no-untyped-def]
+    """What each of three prompts is answered by itself."""
+    return [Decoder(target, drafter).run([Request(p, GREEDY, Drafting(method, 6))])[0].new_tokens for p in THREE]
+
+
+@pytest.mark.parametrize("method", ["ar", "dominotree"])
+@pytest.mark.parametrize("aborts", [0, 1])
+def test_a_callback_may_abort_requests_of_its_own_round(target, method: str, aborts: int) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    expected = alone(target, drafter, method)
+    decoder = Decoder(target, drafter, slots=3, context=64)
+
+    def stopping(tokens: Sequence[int]) -> bool:
+        if len(tokens) == len(PROMPT) + 4:
+            decoder.abort(generations[aborts])
+        return False
+
+    told: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    generations = [
+        decoder.add(
+            Request(
+                prompt,
+                GREEDY,
+                Drafting(method, 6),
+                stopping=stopping if i == 0 else None,
+                recorder=lambda found, i=i: told[i].extend(found.tokens),  # type: ignore[misc]
+            )
+        )
+        for i, prompt in enumerate(THREE)
+    ]
+    while decoder.busy:
+        decoder.step()
+    assert [g.finish_reason for g in generations] == ["abort" if i == aborts else "length" for i in range(3)]
+    for i, generation in enumerate(generations):
+        assert generation.new_tokens == expected[i][: len(generation.new_tokens)]
+        assert [*generation.new_tokens[:1], *told[i]] == generation.new_tokens
+    assert decoder._cache.free == [0, 1, 2]
+
+
+@pytest.mark.parametrize("method", ["ar", "dominotree"])
+def test_an_interrupt_between_choosing_and_keeping_ends_the_request_it_hit(target, method: str) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    expected = alone(target, drafter, method)
+    decoder = Decoder(target, drafter, slots=3, context=64)
+    generations = [decoder.add(Request(p, GREEDY, Drafting(method, 6))) for p in THREE]
+    for _ in range(3):
+        decoder.step()
+    commit = decoder._cache.commit
+
+    def interrupted(slot: int, tail: Sequence[int]) -> None:
+        if slot == generations[1].slot:
+            raise KeyboardInterrupt
+        commit(slot, tail)
+
+    decoder._cache.commit = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        decoder.step()
+    while decoder.busy:
+        decoder.step()
+    assert [g.finish_reason for g in generations] == ["length", "abort", "length"]
+    assert [generations[i].new_tokens for i in (0, 2)] == [expected[0], expected[2]]
+
+
+def test_an_interrupt_while_a_slot_is_given_back_loses_none(target) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    decoder, request = Decoder(target, drafter, context=64), Request(PROMPT, GREEDY, Drafting("dominotree", 6))
+    expected, extend = alone(target, drafter, "dominotree")[0], decoder._extend_context
+
+    def interrupted(behind: Any) -> None:
+        if any(generation.finished for generation in behind):
+            raise KeyboardInterrupt
+        extend(behind)
+
+    decoder._extend_context = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        decoder.run([request])
+    decoder._extend_context = extend  # type: ignore[method-assign]
+    assert not decoder.busy and decoder._cache.free == [0]
+    assert decoder.run([request])[0].new_tokens == expected
+
+
+def test_an_error_reaches_who_waits_for_the_request_that_made_it(target) -> None:  # type: ignore[no-untyped-def]
+    def explode(path: Any, logits: torch.Tensor) -> torch.Tensor:
+        if len(path) > len(PROMPT) + 3:
+            raise RuntimeError("a processor's own fault")
+        return logits
+
+    decoder = Decoder(target, slots=2, context=64)
+    bad = SamplingParams(max_new_tokens=12, ignore_eos=True, logits_processors=(explode,))
+    theirs = decoder.stream(Request(PROMPT, bad, Drafting("ar")))
+    next(theirs)
+    [ours] = decoder.run([Request(THREE[1], GREEDY, Drafting("ar"))])
+    assert ours.new_tokens == alone(target, None, "ar")[1]
+    with pytest.raises(RuntimeError, match="own fault"):
+        next(theirs)
+    assert not decoder.busy
+
+
+def test_a_recorder_that_fails_ends_its_own_request_only(target) -> None:  # type: ignore[no-untyped-def]
+    def fail(_: object) -> None:
+        raise RuntimeError("a recorder's own fault")
+
+    decoder = Decoder(target, slots=3, context=64)
+    recorders = (None, fail, None)
+    generations = [
+        decoder.add(Request(p, GREEDY, Drafting("ar"), recorder=r)) for p, r in zip(THREE, recorders, strict=True)
+    ]
+    with pytest.raises(RuntimeError, match="own fault"):
+        decoder.step()
+    while decoder.busy:
+        decoder.step()
+    assert [g.finish_reason for g in generations] == ["length", "abort", "length"]
+
+
+def test_what_a_resting_drafter_has_not_read_stays_bounded(target, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    class Never(Pauses):
+        def pays(self, _: int) -> bool:
+            return False
+
+    monkeypatch.setattr("dominotree.decode.PREFILL_CHUNK", 8)
+    decoder = Decoder(target, tiny_drafter(target), slots=2, context=64, share=Never())
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    generations = [decoder.add(Request(p, params, Drafting("dominotree", 4))) for p in THREE[:2]]
+    most = 0
+    while decoder.busy:
+        decoder.step()
+        most = max(most, *(sum(map(len, g.unread)) for g in generations))
+    assert most == 8
+
+
+def test_broken_values_do_not_stay_in_a_slot(target) -> None:  # type: ignore[no-untyped-def]
+    decoder = Decoder(target, context=64)
+
+    def spoil(path: Any, logits: torch.Tensor) -> torch.Tensor:
+        decoder._cache.keys[:, 0, :, 3:] = float("nan")
+        return logits * float("nan")
+
+    broken = SamplingParams(max_new_tokens=12, logits_processors=(spoil,))
+    with pytest.raises((NumericalError, InvalidRequest)):
+        decoder.run([Request(PROMPT, broken, Drafting("ar"))])
+    assert decoder._cache.keys.isfinite().all() and decoder._cache.lengths == [0]
+
+
 def test_the_default_dtype_of_torch_does_not_matter(target, answer) -> None:  # type: ignore[no-untyped-def]
     drafter = tiny_drafter(target)
     requests = [
@@ -326,3 +480,144 @@ def test_a_drafters_context_does_not_overflow(target) -> None:  # type: ignore[n
     cache.lengths[0] = cache.length
     with pytest.raises(InvalidRequest, match="room"):
         drafter.draft(cache, [0], [5])
+
+
+def test_drafts_that_know_the_noise_foresee_what_it_alone_decides() -> None:
+    flat = tiny_target("llama", scale=0.0)  # every token is as likely, so the draw is the noise's
+    drafter = tiny_drafter(flat)
+    whole = drafter.draft_length + 1
+    params = SamplingParams(temperature=1.0, seed=3, max_new_tokens=1 + 4 * whole, ignore_eos=True)
+    runs = [
+        Decoder(flat, drafter, context=64).run([Request([7, 8], params, Drafting("dflash", noise_aware=aware))])[0]
+        for aware in (True, False)
+    ]
+    assert runs[0].tokens == runs[1].tokens
+    assert runs[0].stats.mean_accepted > 3 > 2 > runs[1].stats.mean_accepted
+
+
+@pytest.mark.parametrize("draft_vocab", [None, 40])
+def test_noise_and_its_factor_reach_tree_and_chain(target, draft_vocab: int | None) -> None:  # type: ignore[no-untyped-def]
+    drafter, noise = tiny_drafter(target, draft_vocab=draft_vocab), [Noise(0.7, 3, 9)]
+    draft, depths = drafter.draft(drafter.new_cache(1, 32), [0], [5]), [drafter.draft_length]
+    assert drafter.head is not None
+    base, scale = couple(draft.base, noise, drafter.vocabulary(draft).tokens(draft.base))
+    given = base, draft.hidden, draft.roots, drafter.head
+    grown = grow(Drafting("dominotree", 300), drafter, draft, depths, noise)
+    assert max(grown.single(0).depth) > 1  # the first depth is not corrected
+    assert_same(grown, build(ConditionalScorer(*given, 64, scale), 300))
+    assert not torch.equal(grown.score, grow(Drafting("dominotree", 300), drafter, draft, depths).score)
+    assert_same(grow(Drafting("domino"), drafter, draft, depths, noise), corrected_chain(*given, scale=scale))
+
+
+def test_every_conversation_finds_its_own_slot_again(target) -> None:  # type: ignore[no-untyped-def]
+    decoder, params = Decoder(target, slots=2, context=128), SamplingParams(max_new_tokens=4, ignore_eos=True)
+
+    def ask(*prompts: list[int]) -> list[int]:
+        requests = [Request(prompt, params, Drafting("ar"), reuse=True) for prompt in prompts]
+        return [generation.stats.reused_tokens for generation in decoder.run(requests)]
+
+    first, second = list(range(2, 22)), list(range(50, 70))
+    ask(first, second)
+    assert ask(second) == ask(first) == [19]
+
+
+def test_plain_turns_do_not_need_a_drafters_context(target) -> None:  # type: ignore[no-untyped-def]
+    decoder = Decoder(target, tiny_drafter(target), context=128)
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    first = decoder.run([Request(PROMPT, params, Drafting("ar"), reuse=True)])[0]
+    again = decoder.run([Request([*first.tokens, 7], params, Drafting("ar"), reuse=True)])[0]
+    assert again.stats.reused_tokens == len(first.tokens) - 1
+
+
+def test_adaptive_drafts_fewer_depths_and_rests_where_nothing_pays(target, answer) -> None:  # type: ignore[no-untyped-def]
+    oracle = OracleDrafter(target, [PROMPT + answer], block=16)
+    depths, honest = [], oracle.draft
+
+    def watched(*args: Any, **options: Any) -> Any:
+        depths.append(options["depths"])
+        return honest(*args, **options)
+
+    oracle.draft = watched  # type: ignore[method-assign]
+    adaptive = AdaptiveBudget(tiny_costs(50.0), Calibration.fresh(oracle.draft_length))  # no node ever pays
+    params = SamplingParams(temperature=1.5, seed=5, max_new_tokens=60, ignore_eos=True)
+    decoder = Decoder(target, oracle, context=128, max_nodes=64, adaptive=adaptive)
+    got = decoder.run([Request(PROMPT, params, Drafting("adaptive"))])[0]
+    assert got.new_tokens == answer and got.stats.rounds == 59
+    assert depths[0] == 8 and set(depths[1:]) == {3} and len(depths) < 20
+
+
+def test_a_small_tree_beside_it_leaves_a_draft_its_depth(target, answer) -> None:  # type: ignore[no-untyped-def]
+    oracle = OracleDrafter(target, [PROMPT + answer] * 2, block=16)
+    params = SamplingParams(temperature=1.5, seed=5, max_new_tokens=60, ignore_eos=True)
+    requests = [Request(PROMPT, params, Drafting("dominotree", budget)) for budget in (1, 16)]
+    small, large = Decoder(target, oracle, slots=2, context=128).run(requests)
+    assert small.new_tokens == large.new_tokens == answer and large.stats.mean_accepted > 8
+
+
+def test_every_option_of_drafting_shapes_the_tree(target) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    draft, depths = drafter.draft(drafter.new_cache(1, 32), [0], [5]), [drafter.draft_length]
+    assert drafter.head is not None
+
+    def tree(method: str, candidates: int = 64, **options: Any) -> Trees:
+        return grow(Drafting(method, 40, candidates, **options), drafter, draft, depths)
+
+    def most_children(found: Tree) -> int:
+        return max(len(found.children(node)) for node in range(-1, len(found)))
+
+    assert most_children(tree("dominotree").single(0)) > 3
+    assert most_children(tree("dominotree", node_topk=2).single(0)) == 2
+    few = tree("dominotree", 3).single(0)
+    likeliest = set(draft.base[0, 0].topk(3).indices.tolist())
+    assert most_children(few) <= 3 and {few.token[node] for node in few.children(-1)} <= likeliest
+    assert tree("dominotree", 3, sampled_candidates=True).single(0).token != few.token
+    static = StaticScorer(draft.base, draft.hidden, draft.roots, drafter.head, 8)
+    assert_same(tree("static", 8), build(static, 40))
+    assert not torch.equal(tree("static", 8).score, tree("dominotree", 8).score)
+
+
+@pytest.mark.parametrize("method", ["lookup", "lookuptree", "domino", "dflash", "static"])
+def test_nothing_is_drafted_past_the_limit(target, method: str) -> None:  # type: ignore[no-untyped-def]
+    rounds: list[Round] = []
+    budget = 12 if METHODS[method].shape == "tree" else None
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    request = Request([5, 9, 33, 2] * 4, params, Drafting(method, budget), recorder=rounds.append)
+    Decoder(target, tiny_drafter(target, block=9), context=64).run([request])
+    left = 8  # of nine, the prompt's pass makes one
+    for done in rounds:
+        assert max(done.tree.depth, default=-1) + 1 < left
+        left -= len(done.tokens)
+    assert left == 0
+
+
+class Told(Pauses):
+    """A share that always drafts, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.cuts: list[tuple[int, ...]] = []
+        self.seen: list[int] = []
+
+    def pays(self, sequences: int) -> bool:
+        self.asked.append(sequences)
+        return True
+
+    def cut(self, trees: Sequence[Tree], *about: int) -> Sequence[Tree]:
+        self.cuts.append(about)
+        return trees
+
+    def observe(self, accepted: int) -> None:
+        self.seen.append(accepted)
+
+
+def test_a_share_is_told_of_rounds_of_several_and_of_those_alone(target) -> None:  # type: ignore[no-untyped-def]
+    prompts, share, lone = [PROMPT[:3], PROMPT], Told(), Told()
+    plain = [Decoder(target).run([Request(p, GREEDY, Drafting("ar"))])[0].tokens for p in prompts]
+    drafter = OracleDrafter(target, plain, block=4)
+    tree, ar = Request(prompts[0], GREEDY, Drafting("dominotree", 4)), Request(prompts[1], GREEDY, Drafting("ar"))
+    drafted, _ = Decoder(target, drafter, slots=2, share=share).run([tree, ar])
+    assert share.cuts[0] == (2, 6, 1) and set(share.asked) == {2}
+    assert {(sequences, drafts) for sequences, _, drafts in share.cuts} == {(2, 1)}
+    assert sum(share.seen) == sum(drafted.stats.accepted) - drafted.stats.rounds > 0
+    Decoder(target, drafter, share=lone).run([tree])
+    assert not lone.asked and not lone.cuts and not lone.seen

@@ -211,7 +211,7 @@ def test_files_named_in_the_architecture_exist() -> None:
 
 
 LAYERS = (
-    ("errors", "machine", "hub", "native"),
+    ("errors", "machine", "files", "hub", "native"),
     ("targets",),
     ("sampling", "text", "lookup"),
     ("drafters",),

@@ -97,7 +97,7 @@ def test_a_local_folder_is_itself(tmp_path: Path) -> None:
     ("files", "index", "error", "words"),
     [
         ((), None, ModelNotFound, "config.json"),
-        (("config.json",), None, ModelNotFound, "no weights"),
+        (("config.json",), None, ModelNotFound, "No weights"),
         (("config.json", "pytorch_model.bin"), None, UnsupportedModel, "pytorch_model.bin"),
         (("config.json", "draft.pt"), None, UnsupportedModel, "draft.pt"),
         (

@@ -12,7 +12,7 @@ from dominotree.lookup import LONGEST_KEY, MOST_AGREED, TextLookup
 from dominotree.methods import Drafting
 from dominotree.sampling import SamplingParams
 from dominotree.serve.sharing import RowShare
-from oracle import tiny_drafter
+from oracle import OracleDrafter, tiny_drafter
 from targets.tiny import tiny_target
 
 
@@ -102,3 +102,24 @@ def test_the_text_alone_drafts_where_there_is_no_drafter(temperature: float, wit
         assert all(max(one.stats.nodes) <= 6 for one in together)
         assert temperature or together[0].stats.mean_accepted > 1.2  # a random model's greedy answers go in circles
         assert max(together[0].stats.nodes) > 0
+
+
+def test_a_drafted_tree_is_joined_by_what_the_text_says() -> None:
+    target, prompt = tiny_target("llama"), [5, 9, 33, 2] * 4
+    params = SamplingParams(max_new_tokens=50, ignore_eos=True)
+    plain = Decoder(target, context=128).run([Request(prompt, params, Drafting("ar"))])[0]
+    taus = {}
+    for method in ("dominotree", "lookuptree"):
+        never = OracleDrafter(target, [plain.tokens], right=0.0, wrong=1.0)
+        got = Decoder(target, never, context=128).run([Request(prompt, params, Drafting(method, 16))])[0]
+        assert got.tokens == plain.tokens
+        taus[method] = got.stats.mean_accepted
+    assert taus["dominotree"] < 1.1 < 1.2 < taus["lookuptree"]
+
+
+def test_nothing_is_learned_from_behind_the_first_wrong_token() -> None:
+    one, three, text = TextLookup(), TextLookup(), [1, 2, 3, 4, 1]
+    for tokens in (text, [*text, 9, 8, 7]):
+        one.propose(tokens, 1)
+        three.propose(tokens, 3)
+    assert one.chance(2) == three.chance(2) < TextLookup().chance(2)

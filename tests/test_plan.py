@@ -218,6 +218,7 @@ def test_acceptance_is_read_from_records_of_prompts_with_every_budget() -> None:
         (LISTS, "domino", "no records of trees by method domino"),
         ([*LISTS, record(4, 0, [1], temperature=1.0)], "dominotree", "several values of temperature"),
         ([record(4, 0, [1]), record(16, 1, [1])], "dominotree", "no prompt was recorded at every budget"),
+        ([record(4, 0, [2, 0]), record(16, 0, [1])], "dominotree", "accepted 0 tokens in a round"),
     ],
 )
 def test_records_that_do_not_tell_enough_are_refused(lines: list[dict[str, Any]], method: str, named: str) -> None:
@@ -259,6 +260,10 @@ def test_of_several_profiles_the_methods_own_is_taken(
     found = json.loads(bare(*args).stdout)
     assert (found["profile"]["drafter"][3], found["method"]) == (256, "dominotree")
     replace(costs, key={**costs.key, "drafter": [3, 8, 8, 64, 8192]}).save(tmp_path / "profiles" / "other.json")
+    (tmp_path / "profiles" / "domino.json").rename(tmp_path / "domino.json")
+    alone = json.loads(bare(*args).stdout)
+    assert alone["profile"]["drafter"][3] == 64  # the DFlash drafter's is none for this method
+    (tmp_path / "domino.json").rename(tmp_path / "profiles" / "domino.json")
     result = bare(*args)
     assert result.exit_code == 2 and "name one with --profile" in result.stderr
     assert "domino.json" in result.stderr and "dflash.json" not in result.stderr
@@ -275,6 +280,7 @@ def test_cost_is_the_price_of_the_machines_for_the_time_a_million_tokens_takes()
         ((), "give --rate"),
         (("--rate", "1", "--clients", "1"), "not both"),
         (("--rate", "fast"), "numbers with commas"),
+        (("--rate", ""), "numbers with commas"),
         (("--rate", "0"), "rate is 0"),
         (("--rate", "1", "--budget", "0,7"), "nothing was recorded at budget 7"),
         (("--rate", "1", "--prompt", "9-3"), "prompt is 9-3"),
@@ -287,3 +293,13 @@ def test_wrong_use_is_one_line(bare: Run, files: tuple[Path, Path], args: tuple[
     result = bare("plan", files[0], "--profile", files[1], *args)
     assert result.exit_code == 2 and named in result.stderr
     assert sum(line.startswith("Error:") for line in result.stderr.splitlines()) == 1
+
+
+def test_a_profile_of_a_dflash_drafter_is_none_for_a_method_with_a_head(
+    bare: Run, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOMINOTREE_CACHE", str(tmp_path))
+    costs = profile(row_ms=2)
+    replace(costs, key={**costs.key, "drafter": [3, 8, 7, 0, 8192]}).save(tmp_path / "profiles" / "dflash.json")
+    result = bare("plan", files[0], "--clients", "1", "--requests", 5)
+    assert result.exit_code == 2 and "--profile" in result.stderr

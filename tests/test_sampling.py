@@ -272,3 +272,22 @@ def test_top_p_keeps_the_likeliest_tokens_ties_to_the_smaller_id(
     assert sorted(order[: len(ids)].tolist()) == ids.tolist()
     assert len(ids) == vocab or mass[len(ids) - 1] >= top_p - 1e-12
     assert len(ids) == 1 or mass[len(ids) - 2] < top_p + 1e-12
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])
+def test_a_penalty_alone_changes_what_is_chosen(name: str, temperature: float) -> None:
+    def chosen(**penalty: float) -> int:
+        sampler = Sampler(SamplingParams(temperature=temperature, seed=1, **penalty), [0], 3)
+        return sampler.choose(torch.tensor([1.0, 2.0, 1.9]), [1])
+
+    assert chosen() == 1 and chosen(**{name: 1.5}) == 2
+    assert not SamplingParams(temperature=0.0, **{name: 1.5}).is_plain_greedy  # type: ignore[arg-type]
+
+
+def test_what_a_processor_keeps_is_not_written_into() -> None:
+    kept = torch.tensor([1.0, 2.0, 3.0])
+    sampler = Sampler(SamplingParams(logit_bias={0: 5.0}, logits_processors=(lambda _, __: kept,)), [1], 3)
+    for _ in range(2):
+        assert sampler.decision(torch.zeros(3), [])[0].tolist() == [6.0, 2.0, 3.0]
+    assert kept.tolist() == [1.0, 2.0, 3.0]

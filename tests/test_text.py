@@ -133,6 +133,19 @@ def test_a_model_without_template_or_with_a_refusing_one_says_so() -> None:
         refusing.prompt_ids("hi")
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ strftime_now('%Y')[:2] }}", "20"),
+        ("{% for m in messages %}{%- generation -%} {{ m.content }} {%- endgeneration -%}{% endfor %}", "hi"),
+        ("{{ {'a': 'é'} | tojson(ensure_ascii=False) }}{{ {'a': 'é'} | tojson }}", '{"a": "é"}{"a": "é"}'),
+        ("{{ {'a': 1} | tojson(indent=1) }}", '{\n "a": 1\n}'),
+    ],
+)
+def test_templates_may_use_what_transformers_gives_them(template: str, text: str) -> None:
+    assert TextCodec(byte_tokenizer(), template).render([{"role": "user", "content": "hi"}]) == text
+
+
 def test_an_empty_raw_prompt_becomes_the_beginning_of_text_or_is_refused() -> None:
     begins = TextCodec(byte_tokenizer(), special={"bos_token": "<s>"})
     assert begins.prompt_ids("", raw=True) == [begins.tokenizer.token_to_id("<s>")]

@@ -38,8 +38,8 @@ class Pace:
     `added` to the trees of late is worth more than the time it took: less of that the likelier the text itself says
     what follows. While it does not pay even where the text says nothing, a round that drafts looks again after 1, 2, 4
     .. 16 that do not, sooner once one of them paid. Trees are built to `room` nodes, twice what the last one was cut
-    to, and `reach` depths are drafted, two more than it had left, since either costs time too. The output is the same
-    either way.
+    to, and `reach` depths are drafted, two more than it had left and at least 3, since either costs time too. The
+    output is the same either way.
     """
 
     room: int = 16

@@ -32,6 +32,8 @@ OPTIONS = tuple(f.name for f in fields(SamplingParams) if f.name != "logits_proc
 
 Record = dict[str, Any]
 
+_BEGINNING = b'{"started_with"'
+
 
 @dataclass(frozen=True)
 class Line:
@@ -54,7 +56,9 @@ class Job:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file that are not blank. Raises `InvalidRequest` for a file that cannot be read."""
+    """The lines of a file that are not blank. Raises `InvalidRequest` for a file that cannot be read, or only once."""
+    if path.exists() and not path.is_file():
+        raise InvalidRequest(f"{path} is no regular file, and is read several times; save the prompts to a file first")
     try:
         with path.open("rb") as file:
             for number, text in enumerate(file, start=1):
@@ -119,8 +123,8 @@ def _identity(values: Mapping[str, Any]) -> Record:
 def _prompt(values: Mapping[str, Any]) -> Prompt:
     if "messages" in values:
         messages = values["messages"]
-        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise InvalidRequest("messages is no list of objects with role and content")
+        if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+            raise InvalidRequest("messages is no list of objects with role and content, at least one")
         _check_text(json.dumps(messages, ensure_ascii=False))
         return messages
     prompt = values["prompt"]
@@ -325,6 +329,8 @@ class Results:
     def _open(self, started_with: Mapping[str, Any]) -> None:
         self._file.seek(0)
         first = self._file.readline()
+        if first and not first.startswith(_BEGINNING[: len(first)]):
+            raise InvalidRequest(f"{self.part} is not of a batch; move it away")
         if not first.endswith(b"\n"):  # new, or cut off before anything was decoded
             self._file.truncate(0)
             self._append({"started_with": started_with})

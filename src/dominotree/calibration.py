@@ -10,13 +10,13 @@ q < 1 always, so products of q along a path keep a child below its parent.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from pathlib import Path
 
 from dominotree.errors import InvalidRequest
+from dominotree.files import write_whole
 
 _PRIOR_MEAN = (0.92, -0.5)
 _PRIOR_PRECISION = 30.0
@@ -73,9 +73,7 @@ class Calibration:
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_text(json.dumps({"mean": self.mean, "precision": self.precision}))
-        scratch.replace(path)
+        write_whole(path, json.dumps({"mean": self.mean, "precision": self.precision}))
 
     @classmethod
     def load(cls, path: Path, depths: int) -> Calibration:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import statistics
 import time
@@ -20,6 +19,7 @@ import torch
 
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.errors import InvalidRequest
+from dominotree.files import write_whole
 from dominotree.hub import cache_dir
 from dominotree.machine import cpu_name
 from dominotree.methods import Drafting, grow
@@ -122,9 +122,7 @@ class CostModel:
     def save(self, path: Path) -> None:
         """Writes JSON, atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_text(json.dumps(asdict(self), indent=1))
-        scratch.replace(path)
+        write_whole(path, json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, path: Path) -> CostModel:

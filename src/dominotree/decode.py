@@ -90,6 +90,9 @@ class Decoder:
         self._prefilling: list[Generation] = []
         self._decoding: list[Generation] = []
         self._lock = threading.RLock()
+        self._stepping = False
+        self._ended: BaseException | None = None
+        """The last error that was some requests' own."""
 
     @property
     def busy(self) -> bool:
@@ -115,39 +118,56 @@ class Decoder:
         return generation
 
     def abort(self, generation: Generation) -> None:
-        """Ends a request where it is and frees its slot."""
+        """Ends a request where it is and frees its slot, by one that a round is asking once the round is over."""
         with self._lock:
             if not generation.finished:
                 generation.finish("abort")
-                self._release_finished()
+                if not self._stepping:
+                    self._release_finished()
                 if generation in self._waiting:
                     self._waiting.remove(generation)
 
     def run(self, requests: Iterable[Request]) -> list[Generation]:
-        """Decodes all requests to the end, in the order given."""
+        """Decodes all requests to the end, in the order given; an error of one of them ends them all."""
         generations: list[Generation] = []
         try:
             for request in requests:
                 generations.append(self.add(request))
             while not all(generation.finished for generation in generations):
-                self.step()
+                self._advance(generations)
+            for generation in generations:  # one that another thread's round ended
+                if generation.error is not None:
+                    raise generation.error
         finally:
             for generation in generations:
                 self.abort(generation)
         return generations
 
     def stream(self, request: Request) -> Generator[Generation, None, None]:
-        """Decodes one request, handing it out after its prefill and after every round, at last when it is finished."""
+        """Decodes one request, handing it out after every step, at last when it is finished; the first steps wait for a
+        slot and encode the prompt.
+        """
         generation = self.add(request)
         try:
             complete = False
             while not complete:
                 if not generation.finished:  # another request's rounds may have finished it
-                    self.step()
+                    self._advance([generation])
+                if generation.error is not None:
+                    raise generation.error
                 complete = generation.finished
                 yield generation
         finally:
             self.abort(generation)
+
+    def _advance(self, own: Sequence[Generation]) -> None:
+        """A step on behalf of some requests: an error that is another's own is left to who waits for that one."""
+        with self._lock:
+            try:
+                self.step()
+            except Exception as error:
+                if error is not self._ended or any(generation.error is error for generation in own):
+                    raise
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -157,16 +177,19 @@ class Decoder:
         is encoded) comes through, ends that request, and leaves the others in order.
         """
         with self._lock:
+            self._stepping = True
             try:
                 self._admit()
                 for generation in list(self._prefilling):
-                    with _ends([generation]):
-                        self._prefill_chunk(generation)
+                    if not generation.finished:
+                        with self._ends([generation]):
+                            self._prefill_chunk(generation)
                 self._release_finished()
                 if self._decoding:
                     with Stopwatch(generation.stats for generation in self._decoding) as watch:
-                        self._round(self._decoding, watch)
+                        self._round(list(self._decoding), watch)
             finally:
+                self._stepping = False
                 self._release_finished()
 
     # One round, as in the paper
@@ -177,6 +200,7 @@ class Decoder:
         if drafting and share is not None and not share.pays(len(batch)):
             drafting = []
         with watch.stage("draft"):
+            self._extend_context([g for g in batch if g in drafting or sum(map(len, g.unread)) >= PREFILL_CHUNK])
             draft = self._draft(drafting)
         with watch.stage("build"):
             trees = self._build(drafting, draft)
@@ -197,8 +221,8 @@ class Decoder:
         finally:  # a request that fails must not leave those before it without their drafter's context
             self._hand_over(batch[: len(kept)], kept, out.features)
             if share is not None and trees:
-                share.observe(sum(len(rows) - 1 for rows in kept))
-            _record(batch, trees, kept, watch)
+                share.observe(sum(len(rows) - 1 for rows in kept if rows))
+            self._record(batch, trees, kept, watch)
 
     def _commit(
         self,
@@ -208,19 +232,23 @@ class Decoder:
         out: Forward,
         kept: list[list[int]],
     ) -> None:
-        """Accepts and keeps each sequence's path; adds its rows, counted through the batch, to `kept`."""
+        """Accepts and keeps each sequence's path; adds its rows, counted through the batch, to `kept`: none of one that
+        another's callback has ended.
+        """
         first = 0
         for generation, segment in zip(batch, segments, strict=True):
-            rows = slice(first, first + len(segment.tokens))
-            path = self._accept(generation, trees.get(id(generation), NO_TREE), out.logits[rows], out.best[rows])
-            self._keep(generation, path)
+            rows, path = slice(first, first + len(segment.tokens)), []
+            if not generation.finished:
+                with self._ends([generation]):  # its tokens may be ahead of its cache
+                    tree = trees.get(id(generation), NO_TREE)
+                    path = self._accept(generation, tree, out.logits[rows], out.best[rows])
+                    self._keep(generation, path)
             kept.append([first + row for row in path])
             first = rows.stop
 
     def _draft(self, batch: Sequence[Generation]) -> Draft | None:
         if not batch or self.drafter is None or self._drafts is None:
             return None
-        self._extend_context(batch)
         for generation in batch:
             root = len(generation.tokens) - 1
             assert self._cache.lengths[_slot(generation)] == self._drafts.lengths[_slot(generation)] == root
@@ -253,7 +281,7 @@ class Decoder:
                 trees |= self._grow(batch, draft, members)
             except NumericalError:  # broken values of one of them are not to end the others
                 for i in members:
-                    with _ends([batch[i]]):
+                    with self._ends([batch[i]]):
                         trees |= self._grow(batch, draft, [i])
         return trees
 
@@ -298,7 +326,7 @@ class Decoder:
     def _pruned(self, generation: Generation, tree: Tree) -> Tree:
         if generation.request.prune is None:
             return tree
-        with _ends([generation]):
+        with self._ends([generation]):
             return generation.request.prune(generation.tokens, tree)
 
     def _pays(self, generation: Generation) -> bool:
@@ -342,13 +370,14 @@ class Decoder:
         self, batch: Sequence[Generation], kept: Sequence[Sequence[int]], features: torch.Tensor | None
     ) -> None:
         """Keeps the features of the rows that each sequence kept, for its next draft: rounds may go without one."""
-        drafting = [(g, rows) for g, rows in zip(batch, kept, strict=True) if self._drafts_for(g)]
+        drafting = [(g, rows) for g, rows in zip(batch, kept, strict=True) if rows and self._drafts_for(g)]
         if features is None or not drafting:
             return
-        flat = torch.tensor([row for _, rows in drafting for row in rows], device=features.device)
-        parts = torch.split(features.index_select(0, flat), [len(rows) for _, rows in drafting])
-        for (generation, _), part in zip(drafting, parts, strict=True):
-            generation.unread.append(part)
+        with self._ends([generation for generation, _ in drafting]):
+            flat = torch.tensor([row for _, rows in drafting for row in rows], device=features.device)
+            parts = torch.split(features.index_select(0, flat), [len(rows) for _, rows in drafting])
+            for (generation, _), part in zip(drafting, parts, strict=True):
+                generation.unread.append(part)
 
     def _extend_context(self, batch: Sequence[Generation]) -> None:
         """Has the drafter read what each sequence has kept since it last did."""
@@ -357,9 +386,33 @@ class Decoder:
             return
         counts = [sum(map(len, generation.unread)) for generation in behind]
         features = torch.cat([part for generation in behind for part in generation.unread])
-        self.drafter.extend(self._drafts, [_slot(generation) for generation in behind], counts, features)
-        for generation in behind:
-            generation.unread.clear()
+        with self._ends(behind):
+            self.drafter.extend(self._drafts, [_slot(generation) for generation in behind], counts, features)
+            for generation in behind:
+                generation.unread.clear()
+
+    @contextmanager
+    def _ends(self, generations: Sequence[Generation]) -> Iterator[None]:
+        """Ends the generations to which an error belongs, and lets it through."""
+        try:
+            yield
+        except BaseException as error:
+            self._ended = error
+            for generation in generations:
+                generation.error = error
+                generation.finish("abort")
+            raise
+
+    def _record(
+        self, batch: Sequence[Generation], trees: dict[int, Tree], kept: Sequence[Sequence[int]], watch: Stopwatch
+    ) -> None:
+        """Tells those who want to know what the round did."""
+        for generation, rows in zip(batch, kept, strict=False):
+            if generation.request.recorder is not None and rows:
+                path = [row - rows[0] - 1 for row in rows[1:]]
+                tokens = generation.tokens[-generation.stats.accepted[-1] :]
+                with self._ends([generation]):
+                    generation.request.recorder(Round(trees.get(id(generation), NO_TREE), path, tokens, watch.stage_ms))
 
     # Sequences come and go
 
@@ -367,8 +420,9 @@ class Decoder:
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.slots:
             generation = self._waiting.popleft()
             if not generation.finished:
-                self._claim(generation)
                 self._prefilling.append(generation)
+                with self._ends([generation]):
+                    self._claim(generation)
 
     def _claim(self, generation: Generation) -> None:
         """Takes a free slot; with `reuse` the one that holds the longest beginning of the prompt."""
@@ -415,12 +469,24 @@ class Decoder:
     def _release_finished(self) -> None:
         for running in (self._prefilling, self._decoding):
             for generation in [g for g in running if g.finished]:
-                running.remove(generation)
-                self._extend_context([generation])  # the slot may serve a prompt that begins with this one
-                self._cache.release(_slot(generation))
-                if self._drafts is not None:
-                    self._drafts.release(_slot(generation))
-                generation.slot = None
+                try:
+                    if generation.error is None:  # the slot may serve a prompt that begins with this one
+                        self._extend_context([generation])
+                finally:
+                    running.remove(generation)
+                    self._free(generation)
+
+    def _free(self, generation: Generation) -> None:
+        """Gives a slot back; broken values do not stay in it."""
+        slot, generation.slot = generation.slot, None
+        generation.unread.clear()
+        if slot is None:
+            return
+        for cache in (self._cache, self._drafts):
+            if cache is not None:
+                if isinstance(generation.error, NumericalError):
+                    cache.clear(slot)
+                cache.release(slot)
 
     def _max_depth(self, generation: Generation) -> int:
         """Depths worth drafting: the target adds one token itself, and nothing may pass the limit."""
@@ -438,28 +504,16 @@ class Decoder:
 
 def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[int]) -> int:
     sampler = generation.sampler
-    with _ends([generation]):  # its tokens may be ahead of its cache
-        if greedy and sampler.params.is_plain_greedy:
-            token = greedy[0]
-            check_best(math.nan if token < 0 else 0.0)
-        else:
-            token = sampler.choose(logits, generation.new_tokens)
-        found = sampler.logprobs(logits, token)
-        if found is not None:
-            generation.logprobs.append(found)
-        generation.append(token)
+    if greedy and sampler.params.is_plain_greedy:
+        token = greedy[0]
+        check_best(math.nan if token < 0 else 0.0)
+    else:
+        token = sampler.choose(logits, generation.new_tokens)
+    found = sampler.logprobs(logits, token)
+    if found is not None:
+        generation.logprobs.append(found)
+    generation.append(token)
     return token
-
-
-@contextmanager
-def _ends(generations: Sequence[Generation]) -> Iterator[None]:
-    """Ends the generations to which an error belongs, and lets it through."""
-    try:
-        yield
-    except BaseException:
-        for generation in generations:
-            generation.finish("abort")
-        raise
 
 
 def _said(generation: Generation) -> Continuation:
@@ -475,17 +529,6 @@ def _noise(generation: Generation) -> Noise | None:
     if not generation.request.drafting.noise_aware or params.temperature == 0:
         return None
     return Noise(params.temperature, generation.sampler.seed, len(generation.tokens))
-
-
-def _record(
-    batch: Sequence[Generation], trees: dict[int, Tree], kept: Sequence[Sequence[int]], watch: Stopwatch
-) -> None:
-    """Tells those who want to know what the round did."""
-    for generation, rows in zip(batch, kept, strict=False):
-        if generation.request.recorder is not None:
-            path = [row - rows[0] - 1 for row in rows[1:]]
-            tokens = generation.tokens[-generation.stats.accepted[-1] :]
-            generation.request.recorder(Round(trees.get(id(generation), NO_TREE), path, tokens, watch.stage_ms))
 
 
 def _most_depth(generation: Generation, draft_length: int) -> int:

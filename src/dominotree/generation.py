@@ -26,8 +26,8 @@ STAGES = ("draft", "build", "verify", "commit")
 class Stats:
     """What decoding cost.
 
-    `accepted[i]` are the tokens round i committed, counted after any stop, `nodes[i]` the nodes it verified. The draft
-    stage includes encoding the drafter's context.
+    `accepted[i]` are the tokens round i committed, those behind a stop left out, `nodes[i]` the nodes it verified. The
+    draft stage includes encoding the drafter's context.
     """
 
     prompt_tokens: int = 0
@@ -157,6 +157,8 @@ class Generation:
         self.sampler = Sampler(params, prompt, vocab_size)
         self.stats = Stats(prompt_tokens=len(prompt))
         self.finish_reason: FinishReason | None = None
+        self.error: BaseException | None = None
+        """What ended it, where that was an error of its own."""
         self.logprobs: list[TokenLogprobs] = []
         self.slot: int | None = None
         self.prefilled = 0

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dominotree.errors import InvalidCheckpoint, ModelNotFound, UnsupportedModel
+from dominotree.errors import ModelNotFound, UnsupportedModel
+from dominotree.files import INDEX, WEIGHTS, weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -220,34 +221,11 @@ def _checked(folder: Path, name: str) -> Path:
         raise ModelNotFound(
             f"The folder {name!r} has no config.json: expected a model folder as saved by save_pretrained."
         )
-    if (folder / "model.safetensors").is_file():
-        return folder
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        missing = sorted(shard for shard in _shards(index) if not (folder / shard).is_file())
-        if missing:
-            raise ModelNotFound(
-                f"The model {name!r} lacks {missing[0]}, named in {index.name} ({len(missing)} missing in "
-                "all): copy or download the model again."
-            )
-        return folder
     pickled = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLE_SUFFIXES)
-    if pickled:
+    if pickled and not (folder / WEIGHTS).exists() and not (folder / INDEX).exists():
         raise _refuse_pickle(name, pickled[0])
-    raise ModelNotFound(f"The model {name!r} has no weights: expected model.safetensors or {index.name}.")
-
-
-def _shards(index: Path) -> set[str]:
-    try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidCheckpoint(
-            f"{index} is no shard index: expected JSON with a weight_map from tensors to files; download the "
-            "model again."
-        ) from error
-    if not shards:
-        raise InvalidCheckpoint(f"{index} names no weight file: download the model again.")
-    return shards
+    weight_files(folder)
+    return folder
 
 
 def _refuse_pickle(name: str, file: str) -> UnsupportedModel:

@@ -15,10 +15,10 @@ from dominotree import hub
 from dominotree.drafters.checkpoint import read_checkpoint
 from dominotree.drafters.config import DrafterConfig
 from dominotree.errors import DominoTreeError, ModelNotFound, UnsupportedModel
+from dominotree.files import weight_files
 from dominotree.methods import METHODS
 from dominotree.targets.config import TargetConfig
 from dominotree.targets.fingerprint import fingerprint, levels_per_block
-from dominotree.targets.load import weight_files
 from dominotree.text import TextCodec
 
 _DRAFTER_FIELDS = ("dflash_config", "mask_token_id", "projector_type")

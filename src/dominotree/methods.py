@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -48,6 +48,17 @@ class Method:
         if self.shape != "tree":
             return idle | {"budget", "candidates", "node_topk"}
         return idle | {"candidates"} if self.drafter == "dflash" else idle
+
+    def refuse_idle(self, given: Iterable[str], named: Callable[[str], str] = str) -> None:
+        """Raises `InvalidRequest` where one of the options that were `given` has no effect with this method.
+
+        The message calls it `named(option)`.
+        """
+        for option in given:
+            if option in self.idle:
+                raise InvalidRequest(
+                    f"{named(option)} has no effect with method {self.name}; leave it out or use another method"
+                )
 
     @property
     def needs_head(self) -> bool:

@@ -32,6 +32,7 @@ log = logging.getLogger("dominotree")
 CPU_BUDGET = 8
 FP32_CPU_BUDGET = 5
 AVX2_BUDGET = 4
+CHAT_CONTEXT = 4096
 NIL_ACCEPTANCE = 1.1
 _ROUNDS_TO_JUDGE = 20
 
@@ -131,8 +132,10 @@ class Pair:
         self.target, self.codec, self.name = target, codec, name
         self.drafter, self._dflash = drafter, dflash_drafter
         self.context = target.max_positions if context is None else context
+        self._whole_context = context is not None
         self.max_batch = max_batch
-        self._decoders: dict[int, Decoder] = {}
+        self._decoders: dict[tuple[int, bool], Decoder] = {}
+        self._budgets: dict[Path, AdaptiveBudget] = {}
         self._said: set[str] = set()
 
     @property
@@ -234,8 +237,13 @@ class Pair:
             self._say(f"{method} runs on the Domino drafter's uncorrected backbone; no DFlash drafter is at hand")
         return self.drafter if self.drafter is not None else self.dflash_drafter
 
+    @property
+    def chat_context(self) -> int:
+        """Tokens of a conversation: all of it is set aside at once, so no more than was asked for, or 4096."""
+        return self.context if self._whole_context else min(self.context, CHAT_CONTEXT)
+
     def decoder(self, requests: Sequence[Request], *, context: int | None = None) -> Decoder:
-        """A decoder with room for `requests`, kept for the next ones."""
+        """A decoder with room for `requests`, kept for the next ones; those of a fixed `context` are kept apart."""
         methods = {request.drafting.method for request in requests}
         drafters = {id(d): d for d in (self.drafter_for(m) for m in sorted(methods)) if d is not None}
         if len(drafters) > 1:
@@ -248,7 +256,8 @@ class Pair:
         longest = max(len(request.prompt) + request.sampling.max_new_tokens for request in requests)
         wanted = context or min(self.context, (longest + 511) // 512 * 512)
         slots = min(len(requests), self.max_batch)
-        held = self._decoders.get(id(drafter))
+        key = id(drafter), context is not None
+        held = self._decoders.get(key)
         if (
             held is not None
             and held.context >= wanted
@@ -256,6 +265,8 @@ class Pair:
             and held.max_nodes >= nodes
             and not held.busy
         ):
+            if held.adaptive is None and drafter is not None and any(METHODS[m].rule != "fixed" for m in methods):
+                held.adaptive = self._adaptive(drafter)  # the machine may have been profiled since
             return held
         if held is not None:
             wanted, slots, nodes = (
@@ -263,6 +274,7 @@ class Pair:
                 max(slots, held.slots),
                 max(nodes, held.max_nodes),
             )
+            del self._decoders[key], held  # before its successor takes its memory
         made = Decoder(
             self.target,
             drafter,
@@ -272,11 +284,11 @@ class Pair:
             max_nodes=nodes,
             adaptive=self._adaptive(drafter) if drafter is not None else None,
         )
-        self._decoders[id(drafter)] = made
+        self._decoders[key] = made
         return made
 
     def _adaptive(self, drafter: Drafter) -> AdaptiveBudget | None:
-        """The cost-aware budget of a drafter, where this machine has been profiled."""
+        """The cost-aware budget of a drafter, where this machine has been profiled; one for all of its decoders."""
         learned = None
         try:  # most methods need neither file
             costs = find_profile(self.name, self.target, drafter)
@@ -285,12 +297,17 @@ class Pair:
             return None
         if costs is None:
             return None
+        path = calibration_path(costs.key)
+        held = self._budgets.get(path)
+        if held is not None and held.costs == costs:
+            return held
         try:
-            path = calibration_path(costs.key)
             learned = Calibration.load(path, drafter.draft_length) if path.exists() else None
         except InvalidRequest as error:
             self._say(str(error))
-        return AdaptiveBudget(costs, learned or Calibration.fresh(drafter.draft_length))
+        made = AdaptiveBudget(costs, learned or Calibration.fresh(drafter.draft_length))
+        self._budgets[path] = made
+        return made
 
     def _options(self, options: dict[str, Any]) -> tuple[SamplingParams, Drafting, dict[str, Any]]:
         options = dict(options)
@@ -311,28 +328,38 @@ class Pair:
 
     def _judge(self, output: Output) -> None:
         """Keeps what was learned from a finished answer, and says when drafting was of no use."""
-        stats = output.stats
-        if METHODS[output.method].rule == "calibrated":
-            decoder = self._decoders.get(id(self.drafter_for(output.method)))
-            if decoder is not None and decoder.adaptive is not None:
-                decoder.adaptive.calibration.save(calibration_path(decoder.adaptive.costs.key))
-        if (
-            METHODS[output.method].drafts
-            and sum(stats.nodes) >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE
-            and stats.mean_accepted < NIL_ACCEPTANCE
-        ):
-            self._say(
-                f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): "
-                "the output is correct but drafting only costs time; "
-                "check that it was made for this target, or use method ar",
-                once="acceptance",
-            )
+        drafter = self.drafter_for(output.method)
+        if METHODS[output.method].rule == "calibrated" and drafter is not None:
+            self.keep_learned(self._adaptive(drafter))
+        useless = of_no_use(output.method, output.stats)
+        if useless is not None:
+            self._say(useless, once="acceptance")
+
+    def keep_learned(self, adaptive: AdaptiveBudget | None) -> None:
+        """Keeps what a budget has learned for the next process; where that cannot be written, says so once."""
+        if adaptive is None:
+            return
+        try:
+            adaptive.calibration.save(calibration_path(adaptive.costs.key))
+        except OSError as error:
+            self._say(f"what adaptive has learned could not be kept ({error})", once="calibration")
 
     def _say(self, text: str, *, once: str = "") -> None:
         """Warns, once for each text, or for each `once` where texts of a kind differ."""
         if (once or text) not in self._said:
             self._said.add(once or text)
             log.warning(text)
+
+
+def of_no_use(method: str, stats: Stats) -> str | None:
+    """What to say of an answer in which the drafter was hardly ever right."""
+    drafted = METHODS[method].drafts and sum(stats.nodes) >= stats.rounds - 1 >= _ROUNDS_TO_JUDGE
+    if not drafted or stats.mean_accepted >= NIL_ACCEPTANCE:
+        return None
+    return (
+        f"the drafter is hardly ever right ({stats.mean_accepted:.2f} tokens a round): the output is correct but "
+        "drafting only costs time; check that it was made for this target, or use method ar"
+    )
 
 
 class Chat:
@@ -348,7 +375,7 @@ class Chat:
         sampling, drafting, _ = self.pair._options(self.options)
         turn = [*self.messages, {"role": "user", "content": text}]
         request = Request(self.pair.prompt_ids(turn), sampling, drafting, reuse=True)
-        decoder = self.pair.decoder([request], context=self.pair.context)
+        decoder = self.pair.decoder([request], context=self.pair.chat_context)
         return TextIterator(self._remember(decoder.stream(request), turn), self.pair)
 
     def _remember(self, generations: Generator[Generation, None, None], turn: list[Message]) -> Iterator[Generation]:

@@ -74,6 +74,11 @@ class Acceptance:
         for record in fitting:
             groups.setdefault((record.dataset, record.sample, record.turn), {})[record.budget or 0] = record
         budgets = sorted({budget for group in groups.values() for budget in group})
+        idle = next((r for r in fitting if not all(r.accepted or (1,))), None)
+        if idle is not None:
+            raise InvalidRequest(
+                f"a record of {idle.dataset}, sample {idle.sample}, accepted 0 tokens in a round; at least 1 has to be"
+            )
         prompts = []
         for group in groups.values():
             if len(group) == len(budgets):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +20,9 @@ Prompt = str | Sequence[Message] | Sequence[int]
 """A chat turn, a conversation, or token ids."""
 
 _REPLACEMENT = "\ufffd"
+
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+"""Marks around what an assistant said, which only training looks at; Jinja does not know them."""
 
 
 class TextCodec:
@@ -120,11 +125,14 @@ class TextCodec:
             raise TemplateError(text)
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.globals["raise_exception"] = refuse
-        environment.filters["tojson"] = lambda x, **kw: json.dumps(x, ensure_ascii=False, **kw)
+        environment.globals |= {"raise_exception": refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
+        environment.filters["tojson"] = lambda x, ensure_ascii=False, **kw: json.dumps(
+            x, ensure_ascii=ensure_ascii, **kw
+        )
         given = {"enable_thinking": False, "add_generation_prompt": True, **self._special, **variables}
         try:
-            return environment.from_string(self.template).render({**given, "messages": messages})
+            template = environment.from_string(_GENERATION.sub(_plain_block, self.template))
+            return template.render({**given, "messages": messages})
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(f"the chat template refuses this conversation: {error}") from error
 
@@ -159,6 +167,11 @@ class TextCodec:
         if found is None:
             raise InvalidRequest("the prompt is empty and the model has no beginning-of-text token; give some text")
         return [found]
+
+
+def _plain_block(mark: re.Match[str]) -> str:
+    before, ends, behind = mark.groups()
+    return f"{{%{before} {'endif' if ends else 'if true'} {behind}%}}"
 
 
 def is_token_ids(prompt: object) -> bool:

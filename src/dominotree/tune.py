@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from dominotree.errors import InvalidRequest
 from dominotree.machine import set_threads, usable_cpus
 from dominotree.methods import Drafting
 from dominotree.pair import Pair
@@ -61,8 +62,9 @@ class Advice:
     def flags(self) -> str:
         """The best setup as options of the commands."""
         d = self.best.setup.drafting
-        text = f"--method {d.method} --threads {self.best.setup.threads}"
-        return text if d.kind.shape != "tree" else f"{text} --budget {d.budget} --candidates {d.candidates}"
+        options = {"budget": d.budget, "candidates": d.candidates}
+        named = [f"--{name} {value}" for name, value in options.items() if name not in d.kind.idle]
+        return " ".join([f"--method {d.method}", f"--threads {self.best.setup.threads}", *named])
 
 
 def tune(
@@ -100,8 +102,11 @@ def tune(
             key=lambda one: -one.speed,
         )
 
-    everything = run([Setup(d, n) for n in threads for d in (Drafting("ar"), first)])
-    best = everything[0].setup.threads
+    by_threads = run([Setup(d, n) for n in threads for d in (Drafting("ar"), first)])
+    if not by_threads:
+        raise InvalidRequest("every answer ended with its first token, so nothing could be timed; give other prompts")
+    best = by_threads[0].setup.threads
+    set_threads(best)  # a profile is of a number of threads
     plans = [Drafting(tree, budget) for tree in trees for budget in BUDGETS] + [Drafting("ar")]
     if drafts:
         plans.append(Drafting("domino" if domino else "dflash"))
@@ -114,5 +119,5 @@ def tune(
         others = [one for one in everything if one.setup.drafting != top]
         everything = sorted([*others, *run([Setup(plan, best) for plan in widths])], key=lambda one: -one.speed)
     set_threads(everything[0].setup.threads)
-    plain = next(one for one in everything if one.setup.drafting.method == "ar")
-    return Advice(everything[0], plain, tuple(everything))
+    plain = [one for one in (*everything, *by_threads) if one.setup.drafting.method == "ar"]
+    return Advice(everything[0], max(plain, key=lambda one: one.speed), tuple(everything))

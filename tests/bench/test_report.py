@@ -128,6 +128,15 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path):
     assert (tmp_path / "out/figures/speedup-T0.png").is_file()
 
 
+def test_nothing_of_an_earlier_report_is_left(two_runs, tmp_path):
+    out = tmp_path / "out"
+    write_report(two_runs, out, resamples=20)
+    (out / "figures/mine.svg").write_text("mine")
+    made = write_report([run_folder(tmp_path / "run", line(), line("domino", speed=20.0))], out, resamples=20)
+    found = {file.relative_to(out) for file in out.rglob("*") if file.is_file()}
+    assert found == {*made.files, Path("figures/mine.svg")}
+
+
 def test_one_prompt_of_one_method_is_enough(tmp_path):
     made = write_report([run_folder(tmp_path / "run", line())], tmp_path / "out")
     assert "Paired differences: no two configurations to compare share a prompt." in made.left_out
@@ -144,6 +153,29 @@ def test_variants_alone_and_names_with_markup_are_fine(tmp_path):
     text = (tmp_path / "out/report.html").read_text()
     assert "<b>" not in text
     assert "my|set &amp; &lt;i&gt;" in text
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ({"max_new_tokens": 128}, {"max_new_tokens": 256}, "max_new_tokens"),
+        ({"sets": {"gsm8k": {"sha256": "a"}}}, {"sets": {"gsm8k": {"sha256": "b"}}}, "prompts"),
+        ({"max_new_tokens": 128, "sets": {"gsm8k": {"sha256": "a"}}}, {"max_new_tokens": 128}, None),
+    ],
+)
+def test_runs_that_were_asked_otherwise_are_not_compared(tmp_path, first, second, what):
+    folders = [
+        run_folder(
+            tmp_path / run,
+            {"meta": {"run": run, **meta}},
+            *(line(method, run=run, speed=speed) for method, speed in (("ar", 10.0), ("domino", 20.0))),
+        )
+        for run, meta in (("first", first), ("second", second))
+    ]
+    made = write_report(folders, tmp_path / "out")
+    rows = (tmp_path / "out/pairwise.csv").read_text()
+    assert any(f"had other {what}" in note for note in made.notes) == (what is not None)
+    assert ("domino,,second,domino,,first" in rows) == (what is None)
 
 
 def test_models_get_tables_and_figures_of_their_own(tmp_path):

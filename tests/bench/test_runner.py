@@ -398,6 +398,8 @@ def test_noise_aware_drafting_is_measured_only_where_there_are_draws(pair: Pair,
         ({"budgets": [-1]}, "budget is -1"),
         ({"candidates": [-1]}, "candidates is -1"),
         ({"ablations": ["magic"]}, "ablation 'magic' is unknown"),
+        ({"ablations": ["magic"], "methods": ["ar"]}, "ablation 'magic' is unknown"),
+        ({"ablations": ["reference-builder"], "methods": ["ar", "ddtree"]}, "name dominotree"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options: dict[str, Any], says: str) -> None:

@@ -91,6 +91,33 @@ def test_an_answer_that_was_stopped_stays_in_the_conversation(run: Run, monkeypa
     assert [message["content"] for message in seen[-1]] == ["hello", "Well, then", "go on"]
 
 
+def test_a_turn_that_is_stopped_with_its_last_piece_is_kept_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[dict[str, str]]] = []
+    real, real_iterate = Pair.prompt_ids, TextIterator.__iter__
+
+    def prompt_ids(self: Pair, prompt: list[dict[str, str]], **form: object) -> list[int]:
+        seen.append(prompt)
+        return real(self, prompt, **form)  # type: ignore[arg-type]
+
+    def iterate(self: TextIterator):  # type: ignore[no-untyped-def]
+        pieces = list(real_iterate(self))
+        yield "".join(pieces[:-1])
+        if len(seen) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield pieces[-1]
+
+    monkeypatch.setattr(Pair, "prompt_ids", prompt_ids)
+    monkeypatch.setattr(TextIterator, "__iter__", iterate)
+    assert run("chat", *SHORT, input="hello\ngo on\n").exit_code == 0
+    assert [message["role"] for message in seen[-1]] == ["user", "assistant", "user"]
+
+
+def test_a_line_that_is_no_text_costs_that_line_only(run: Run) -> None:
+    result = run("chat", *SHORT, input=b"hello\n\xff\xfe\ngo on\n")
+    assert result.exit_code == 0 and result.stderr.count("not UTF-8") == 1
+    assert result.stdout.count("\n") >= 2
+
+
 def test_a_terminal_gets_a_prompt_and_ctrl_d_leaves(model: Path, drafter: Path) -> None:
     pytest.importorskip("readline")
     pty = pytest.importorskip("pty")

@@ -21,6 +21,10 @@ def test_every_cost_aware_method_runs_after_one_profile(
     for contexts, named in (("8,x", "integers"), ("0,8", "at least 1"), ("8,100000", "at most")):
         result = run("profile", "--contexts", contexts)
         assert result.exit_code == 2 and named in result.stderr
+    for plot, named in (("costs.pdf", ".svg or .png"), (tmp_path / "none" / "costs.svg", "does not exist")):
+        result = run("profile", "--plot", plot)
+        assert result.exit_code == 2 and named in result.stderr
+    assert not (tmp_path / "profiles").exists()
     result = run("profile", *both, "--repeats", 1, "--contexts", "8,64,32", "--plot", tmp_path / "costs.svg")
     assert result.exit_code == 0, result.output
     assert "8 tokens" in result.stdout and "64 tokens" in result.stdout

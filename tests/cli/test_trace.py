@@ -56,11 +56,23 @@ def test_compare_adds_plain_decoding_from_the_same_seed(run: Run, tmp_path: Path
     assert all(entry["nodes"] == [] for entry in found["plain"])
 
 
+EARLIER = "<!doctype html><title>dominotree: an earlier one</title>"
+
+
+def test_a_file_that_is_no_trace_is_not_written_over(bare: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n')
+    result = bare("trace", "hello", "-o", prompts)
+    assert result.exit_code == 2
+    assert "something else than a trace" in result.stderr
+    assert prompts.read_text() == '{"prompt": "hello"}\n'
+
+
 def test_it_is_written_where_one_is_without_being_told(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "trace.html").write_text("an earlier one")
+    (tmp_path / "trace.html").write_text(EARLIER)
     assert run("trace", "-", *SHORT, input="hello\n").exit_code == 0
     assert data(tmp_path / "trace.html")["prompt"] == "hello"
 
@@ -88,14 +100,14 @@ def test_wrong_use_is_one_line_before_anything_is_loaded(
 
 def test_a_failure_leaves_the_earlier_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "out.html"
-    file.write_text("an earlier one")
+    file.write_text(EARLIER)
 
     def fails(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fails)
     assert run("trace", "hello", "-o", file, *SHORT).exit_code == 1
-    assert file.read_text() == "an earlier one"
+    assert file.read_text() == EARLIER
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.html"]
 
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 from cli.conftest import Run
+from dominotree.cli.train import _tau
+from dominotree.generation import Stats
 
 CONFIG = """
 [drafter]
@@ -54,10 +56,25 @@ def test_wrong_values_are_one_line(bare: Run, model: Path, tmp_path: Path) -> No
     collect = ["train", "collect", "--target", model, "--prompts", tmp_path / "asked.jsonl", "--out", tmp_path / "c"]
     for words, says in (
         ([*collect, "--temperatures", "0,warm"], "--temperatures is '0,warm'"),
-        ([*collect, "--prompts", tmp_path / "none.jsonl"], "Cannot read prompts"),
+        ([*collect, "--prompts", tmp_path / "none.jsonl"], "none.jsonl cannot be read"),
         (["train", "eval", "--target", model, "--drafter", tmp_path, "--prompts", tmp_path / "asked.jsonl"], "config"),
     ):
         refused = bare(*words)
         assert refused.exit_code != 0
         assert says in refused.output
         assert "Traceback" not in refused.output
+
+
+def test_an_answer_without_a_round_has_no_tau() -> None:
+    assert _tau([Stats(accepted=[3, 2]), Stats(), Stats(accepted=[1])]) == "1.750"
+    assert _tau([Stats()]) == "-"
+
+
+def test_conversations_too_long_for_the_target_are_counted_aloud(bare: Run, model: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "asked.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("say", "say " * 1100)))
+    done = bare(
+        "train", "collect", "--target", model, "--prompts", prompts, "--out", tmp_path / "c", "--max-new-tokens", "2"
+    )
+    assert done.exit_code == 0, done.output
+    assert "skipped the rest of 1 conversations" in done.output

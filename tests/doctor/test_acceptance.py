@@ -146,6 +146,10 @@ def test_wrong_use_is_no_finding(target: Path, domino: Path) -> None:
         examine(str(target), "no-such-drafter", dtype="float32")
     with pytest.raises(InvalidRequest, match="does not draft"):
         examine(str(target), str(domino), method="ar", dtype="float32")
+    with pytest.raises(InvalidRequest, match="does not draft"):
+        examine(str(target), "none", method="lookup", dtype="float32")
+    with pytest.raises(InvalidRequest, match="budget has no effect with method domino"):
+        examine(str(target), str(domino), method="domino", budget=9, dtype="float32")
     with pytest.raises(InvalidRequest, match="shorter"):
         examine(str(target), str(domino), prompts=["x" * 600], dtype="float32")
 

@@ -24,7 +24,7 @@ from transformers import (
 from dominotree.decode import Decoder
 from dominotree.errors import DominoTreeError, InvalidCheckpoint, InvalidRequest, UnsupportedModel
 from dominotree.generation import Request
-from dominotree.methods import Drafting
+from dominotree.methods import METHODS, Drafting
 from dominotree.sampling import SamplingParams
 from dominotree.targets.transformers import TransformersTarget
 from dominotree.transformers import decoder
@@ -106,7 +106,7 @@ def test_sampling_follows_the_seed_given_or_torchs_own(model: Any) -> None:
 @pytest.mark.parametrize("method", ["ar", "dflash", "ddtree", "domino", "marginal", "static", "dominotree"])
 def test_every_method_runs(model: Any, method: str) -> None:
     expected = model.generate(IDS, **GREEDY)
-    tree = decoder(spoiled(expected[0].tolist()), method, 12)
+    tree = decoder(spoiled(expected[0].tolist()), method, 12 if METHODS[method].shape == "tree" else None)
     assert torch.equal(model.generate(IDS, custom_generate=tree, **GREEDY), expected)
     assert tree.outputs[0].method == method
 
@@ -432,6 +432,10 @@ def test_drafters_that_do_not_fit_are_refused(model: Any, tmp_path: Path) -> Non
         model.generate(IDS, custom_generate=decoder(method="dominotree"), **GREEDY)
     with pytest.raises(InvalidRequest, match="budget"):
         decoder(budget=-1)
+    with pytest.raises(InvalidRequest, match="budget has no effect with method domino"):
+        decoder(tiny_drafter, "domino", 5)
+    with pytest.raises(InvalidRequest, match="candidates has no effect with method ar"):
+        model.generate(IDS, custom_generate=decoder(candidates=8), **GREEDY)
 
 
 def test_a_model_in_training_mode_is_refused() -> None:

@@ -19,6 +19,10 @@ from typer.testing import CliRunner
 
 from cli.conftest import drafter, model  # noqa: F401  (fixtures)
 from dominotree.cli import app
+from dominotree.errors import InvalidRequest
+from dominotree.pair import load
+from dominotree.serve.app import create_app
+from dominotree.serve.run import listen, serve
 
 BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 1}
 
@@ -43,7 +47,7 @@ def command(*args: object, **env: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 def test_the_command_serves_until_it_is_told_to_stop(model: Path, drafter: Path) -> None:  # noqa: F811
     pair = ("--target", model, "--drafter", drafter, "--dtype", "float32", "--context", 256)
-    names = ("--model-name", "small", "--allowed-host", "models.example", "--no-page")
+    names = ("--model-name", "small", "--allowed-host", "Models.example:8000", "--no-page")
     with command(*pair, "--budget", 5, *names, DOMINOTREE_API_KEY="sesame") as (process, url):
         assert url.startswith("http://127.0.0.1:")
         assert httpx.post(f"{url}/v1/chat/completions", json=BODY, timeout=60).status_code == 401
@@ -82,6 +86,17 @@ def test_a_second_interrupt_ends_answers_at_once_and_in_order(model: Path, draft
         assert last == "Interrupted."
 
 
+@pytest.mark.parametrize("method", ["ar", "lookup"])
+def test_requests_may_draft_where_the_default_does_not(model: Path, drafter: Path, method: str) -> None:  # noqa: F811
+    pair = ("--target", model, "--drafter", drafter, "--dtype", "float32", "--context", 256)
+    with command(*pair, "--method", method) as (_, url):
+        body = {**BODY, "return_decoding_stats": True}
+        for asked, used in ((None, method), ("dominotree", "dominotree")):
+            wish = {} if asked is None else {"method": asked}
+            reply = httpx.post(f"{url}/v1/chat/completions", json={**body, **wish}, timeout=60).json()
+            assert reply["choices"][0]["decoding"]["method"] == used
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -91,6 +106,8 @@ def test_a_second_interrupt_ends_answers_at_once_and_in_order(model: Path, draft
         (["--timeout", "0"], "timeout"),
         (["--max-body", "1"], "max_body"),
         (["--api-key", " "], "key"),
+        (["--api-key", "sesame\n"], "white space"),
+        (["--context", "1"], "context is 1"),
         (["--method", "magic"], "magic"),
         (["--port", "70000"], "port"),
         (["--host", ""], "host"),
@@ -124,3 +141,14 @@ def test_an_address_that_is_taken_is_one_line(model: Path, drafter: Path) -> Non
         result = CliRunner().invoke(app, ["serve", *pair, "--port", port])
     assert result.exit_code == 2
     assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
+
+
+def test_of_two_servers_that_want_one_address_one_is_told(model: Path, drafter: Path) -> None:  # noqa: F811
+    """Both may bind it while neither listens."""
+    first = listen(port=0)
+    port = first.getsockname()[1]
+    second = listen(port=port)
+    first.listen()
+    pair = load(target=str(model), drafter=str(drafter), dtype="float32", context=64)
+    with first, pytest.raises(InvalidRequest, match="cannot listen"):
+        serve(create_app(pair), port=port, listener=second)

@@ -7,15 +7,19 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from dominotree.costs import calibration_path, profile_key, profile_path
 from dominotree.errors import InvalidRequest
 from dominotree.serve.app import Settings
-from dominotree.serve.engine import Engine, Limits
+from dominotree.serve.engine import Limits
 from dominotree.serve.run import log_to
+from oracle import tiny_costs
 from serve.conftest import Served, serving, tiny_pair, until
 
 HELLO = [{"role": "user", "content": "a secret question"}]
@@ -87,6 +91,25 @@ def test_models_are_listed_for_clients(served: Served) -> None:
     assert served.client.models.retrieve("tiny").object == "model"
 
 
+def test_head_is_get_without_a_body(served: Served, locked: Served) -> None:
+    for path in ("/health", "/v1/models", "/", "/metrics", "/nowhere"):
+        head, get = (httpx.request(method, served.url + path, timeout=60) for method in ("HEAD", "GET"))
+        assert (head.status_code, head.content) == (get.status_code, b"")
+    assert httpx.head(served.url + "/v1/models").headers["content-length"] == str(len(served.get("/v1/models").content))
+    assert httpx.head(served.url + CHAT).status_code == 405
+    assert httpx.head(locked.url + "/v1/models").status_code == 401
+
+
+def test_clients_may_leave_out_the_version(served: Served) -> None:
+    for path in ("/chat/completions", "/models", "/models/tiny"):
+        both = [
+            served.post(prefix + path, SHORT) if "chat" in path else served.get(prefix + path) for prefix in ("/v1", "")
+        ]
+        assert [reply.status_code for reply in both] == [200, 200]
+    assert served.get("/v1/models/").json() == served.get("/v1/models").json()
+    assert "/chat/completions" not in served.get("/openapi.json").json()["paths"]
+
+
 def test_tokenize_and_back(served: Served) -> None:
     found = served.post("/tokenize", {"prompt": "héllo"}).json()
     assert found["count"] == len(found["tokens"]) == 6
@@ -140,6 +163,27 @@ def test_what_is_not_http_leaves_a_line_of_the_log_like_any_other(served: Served
     assert line["level"] == "warning"
 
 
+def test_a_drafter_of_no_use_is_named_once(log: io.StringIO) -> None:
+    body = {**SHORT, "max_tokens": 80, "ignore_eos": True, "temperature": 1.2, "method": "dominotree", "budget": 2}
+    with serving(tiny_pair()) as served:
+        for seed in (1, 2):
+            assert served.post(CHAT, {**body, "seed": seed}).status_code == 200
+        served.wait_until_idle()
+    assert log.getvalue().count("hardly ever right") == 1
+
+
+def test_what_adaptive_learned_is_kept_for_the_next_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOMINOTREE_CACHE", str(tmp_path))
+    pair = tiny_pair()
+    assert pair.drafter is not None
+    key = profile_key("tiny", pair.target, pair.drafter)
+    replace(tiny_costs(0.0), key=key).save(profile_path(key))
+    with serving(pair) as served:
+        reply = served.post(CHAT, {**SHORT, "max_tokens": 30, "ignore_eos": True, "method": "adaptive"})
+        assert reply.status_code == 200, reply.text
+    assert calibration_path(key).exists()
+
+
 def test_prompts_are_logged_when_asked_for(log: io.StringIO) -> None:
     with serving(tiny_pair(), Limits(context=512), Settings(grace_s=0, log_prompts=True)) as served:
         served.post(CHAT, SHORT)
@@ -180,7 +224,9 @@ def test_metrics_count_what_was_done() -> None:
         lambda: Limits(timeout_s=0),
         lambda: Settings(api_key=" "),
         lambda: Settings(max_body=3),
-        lambda: Engine(tiny_pair(), limits=Limits(context=1)),
+        lambda: Limits(context=1),
+        lambda: Limits(context=0),
+        lambda: Settings(api_key="key\n"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make) -> None:  # type: ignore[no-untyped-def]

@@ -16,6 +16,7 @@ from cli.conftest import TEMPLATE, byte_tokenizer
 from dominotree.errors import InvalidRequest
 from dominotree.serve.app import Settings
 from dominotree.serve.engine import Event, Limits
+from dominotree.serve.protocol import FunctionTool, call_schema
 from dominotree.serve.tools import ToolReader, tool_format
 from dominotree.text import TextCodec
 from serve.conftest import Served, say, serving, tiny_pair
@@ -305,6 +306,26 @@ def test_references_of_a_tool_count_from_its_own_parameters(hermes: Served) -> N
         while isinstance(found, dict):
             found = found["x"]
         assert found == "end"
+
+
+def test_a_parameter_may_be_called_like_a_keyword(hermes: Served) -> None:
+    named = {
+        "type": "object",
+        "properties": {name: {"$ref": "#/$defs/unit"} for name in ("default", "enum", "const", "examples")},
+        "required": ["default", "enum", "const", "examples"],
+        "additionalProperties": False,
+        "$defs": {"unit": {"enum": ["km", "mile"]}},
+    }
+    (call,) = forced(hermes, named).json()["choices"][0]["message"]["tool_calls"]
+    assert set(json.loads(call["function"]["arguments"]).values()) <= {"km", "mile"}
+
+
+def test_parameters_that_are_nested_too_deep_are_refused() -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    for _ in range(1500):
+        deep = {"type": "object", "properties": {"x": deep}}
+    with pytest.raises(InvalidRequest, match="nested too deep"):
+        call_schema([FunctionTool.model_construct(name="far", parameters=deep)])
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
 
 from dominotree import native
+from dominotree.errors import UnsupportedModel
+from dominotree.targets.config import TargetConfig
 from dominotree.targets.rows import Segment
 from targets.tiny import VARIANTS, tiny_model, tiny_target
 
@@ -123,3 +126,11 @@ def test_fp64_attention_keeps_a_rows_logits_too(dtype: torch.dtype) -> None:
         path = [tree[i] for i in path_to(parents, row)]
         alone = target.forward(target.new_cache(1, 128), [Segment(0, 0, ids + path)]).logits[-1]
         assert torch.equal(got[row], alone)
+
+
+@pytest.mark.parametrize("content", ['{"eos_token', "[1]"])
+def test_a_damaged_generation_config_is_one_line(tmp_path: Path, content: str) -> None:
+    tiny_model("llama").config.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(UnsupportedModel, match=r"generation_config\.json cannot be read"):
+        TargetConfig.read(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from dominotree.errors import UnsupportedModel
+from dominotree.errors import ModelNotFound
 from dominotree.targets.fingerprint import fingerprint, levels_per_block
 from targets.tiny import tiny_model
 
@@ -66,5 +66,5 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     folder = save(tmp_path, max_shard_size="10KB")
     gone = sorted(folder.glob("*.safetensors"))[0]
     gone.unlink()
-    with pytest.raises(UnsupportedModel, match=gone.name):
+    with pytest.raises(ModelNotFound, match=gone.name):
         fingerprint(folder)

@@ -52,10 +52,43 @@ def test_fit_writes_a_drafter_with_its_card_and_goes_on_where_it_was(
     again = fit(*words, "--steps", "4", "--held-out", "4")
     assert "step 2" in again.output
     assert "step 4/4" in again.output
-    (tmp_path / "run/drafter/README.md").unlink()
-    exported = fit(*words, "--held-out", "4", "--export")
+    best = (tmp_path / "run/drafter/model.safetensors").read_bytes()
+    exported = fit("--target", target, "--data", corpus, "--out", tmp_path / "run", "--export")
     assert exported.exit_code == 0, exported.output
-    assert "| steps | 4 |" in (tmp_path / "run/drafter/README.md").read_text()
+    assert "step 4" in exported.output
+    assert "tau" not in exported.output
+    last, _ = read_checkpoint(tmp_path / "run/last")
+    assert (last, last.target_fingerprint) == (config, fingerprint(target))
+    assert "| steps | 4 |" in (tmp_path / "run/last/README.md").read_text()
+    assert (tmp_path / "run/drafter/model.safetensors").read_bytes() == best
+    nothing = fit("--target", target, "--data", corpus, "--out", tmp_path / "other", "--export")
+    assert "No training run" in str(nothing.exception)
+
+
+def test_nothing_held_out_is_said(tmp_path: Path, target: Path, corpus: Path) -> None:
+    (tmp_path / "c.toml").write_text(CONFIG)
+    done = fit(
+        "--target", target, "--data", corpus, "--out", tmp_path / "run", "--config", tmp_path / "c.toml",
+        "--steps", "2", "--held-out", "0",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "tau on what it trains on" in done.output
+    assert "held-out" not in done.output + (tmp_path / "run/drafter/README.md").read_text().lower()
+
+
+def test_a_name_in_a_corpus_claims_no_licence(tmp_path: Path, target: Path) -> None:
+    data = write_corpus(tmp_path / "data", [([5, 6], [7, 8, 9, 10])] * 6)
+    index = data / "index.jsonl"
+    index.write_text(index.read_text().replace("kind0", "code").replace("kind1", "gsm8k"))
+    (tmp_path / "c.toml").write_text(CONFIG)
+    fit(
+        "--target", target, "--data", data, "--out", tmp_path / "run", "--config", tmp_path / "c.toml",
+        "--steps", "1", "--held-out", "2",
+    )  # fmt: skip
+    card = (tmp_path / "run/drafter/README.md").read_text()
+    assert "| code | licence not known | 2 |" in card
+    assert "Alpaca" not in card
+    assert "MIT" not in card
 
 
 def test_fit_without_a_projector_makes_a_plain_dflash_drafter(tmp_path: Path, target: Path, corpus: Path) -> None:
@@ -88,3 +121,19 @@ def test_a_broken_corpus_or_config_is_one_line(tmp_path: Path, target: Path, cor
     (tmp_path / "c.toml").write_text("[fit]\nepochs = 3\n")
     worse = fit("--target", target, "--data", corpus, "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert "epochs" in str(worse.exception)
+
+
+def test_wrong_values_are_found_before_the_target_is_looked_for(tmp_path: Path) -> None:
+    config, given = tmp_path / "c.toml", ("--config", tmp_path / "c.toml")
+    for content, words, says in (
+        ("fit = 3\n", given, "fit = 3, expected tables"),
+        ('[fit]\nweighting = "loud"\n', given, "weighting is 'loud'"),
+        ("[drafter]\nlayers = 0\n", given, "layers is 0"),
+        ("[drafter]\nlayers = 3\n", (*given, "--init-from", tmp_path / "d"), "'layers' has no effect with --init-from"),
+        ("", ("--projector", "foo"), "projector is 'foo'"),
+        ("", ("--device", "tpu"), "device 'tpu' is unknown"),
+    ):
+        config.write_text(content)
+        refused = fit("--target", tmp_path / "none", "--data", tmp_path, "--out", tmp_path / "run", *words)
+        assert isinstance(refused.exception, InvalidRequest), refused.output
+        assert says in str(refused.exception)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dominotree.errors import InvalidRequest
 from dominotree.train.data import CorpusError, choose_draft_tokens, read_corpus, split_order
 from train.tiny_run import write_corpus
 
@@ -50,6 +51,14 @@ def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: str) -> 
     with pytest.raises(CorpusError, match=r"index\.jsonl line 2") as refusal:
         read_corpus(tmp_path)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path, GOOD)
+    index = tmp_path / "index.jsonl"
+    index.write_bytes(index.read_bytes().replace(b"kind1", b"kind\xff"))
+    with pytest.raises(CorpusError, match=r"index\.jsonl line 2 is no JSON"):
+        read_corpus(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "index.jsonl"])
@@ -111,3 +120,9 @@ def test_the_draft_vocabulary_holds_the_commonest_answer_tokens_and_every_stop_t
     corpus = read_corpus(write_corpus(tmp_path, [([5, 5, 5, 5], [8, 8, 8, 9, 9, 7])]))
     assert choose_draft_tokens(corpus, 4, always=[1, 90], vocab_size=96).tolist() == [1, 8, 9, 90]
     assert torch.equal(choose_draft_tokens(corpus, 96, always=[1], vocab_size=96), torch.arange(96))
+
+
+def test_a_draft_vocabulary_without_room_for_the_special_tokens_is_refused(tmp_path: Path) -> None:
+    corpus = read_corpus(write_corpus(tmp_path, GOOD))
+    with pytest.raises(InvalidRequest, match="draft_vocab_size is 2, expected at least 3"):
+        choose_draft_tokens(corpus, 2, always=[1, 90, 91], vocab_size=96)

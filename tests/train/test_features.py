@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from dominotree.train.data import CorpusError, read_corpus
-from dominotree.train.features import FeatureCache, fill_cache
+from dominotree.train.features import FeatureCache, cached_draft_tokens, fill_cache
 from dominotree.train.target import TargetReader, load_target_reader
 from train.tiny_run import write_corpus
 
 IDS = torch.arange(0, 96, 2)
+SEQUENCES = [([i + 4, i + 5], [i + 6, i + 7, i + 8]) for i in range(12)]
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,7 @@ def reader(target: Path) -> TargetReader:
 
 def cache(folder: Path, corpus: Path, **changes: Any) -> FeatureCache:
     settings: dict[str, Any] = {
+        "target": "one",
         "layer_ids": (0, 2),
         "hidden_size": 32,
         "draft_tokens": IDS,
@@ -72,10 +74,9 @@ def test_a_stopped_cache_goes_on_where_it_was(tmp_path: Path, corpus: Path, read
 
 
 def test_sequences_collected_later_come_last(tmp_path: Path, reader: TargetReader) -> None:
-    sequences = [([i + 4, i + 5], [i + 6, i + 7, i + 8]) for i in range(12)]
-    first = cache(tmp_path / "f", write_corpus(tmp_path / "c", sequences[:8]), held_out=2)
+    first = cache(tmp_path / "f", write_corpus(tmp_path / "c", SEQUENCES[:8]), held_out=2)
     fill_cache(first, reader)
-    grown = cache(tmp_path / "f", write_corpus(tmp_path / "c", sequences), held_out=2)
+    grown = cache(tmp_path / "f", write_corpus(tmp_path / "c", SEQUENCES), held_out=2)
     assert (grown.ready, grown.order[:8]) == (8, first.order)
     assert sorted(grown.order[8:]) == [8, 9, 10, 11]
     fill_cache(grown, reader)
@@ -85,8 +86,10 @@ def test_sequences_collected_later_come_last(tmp_path: Path, reader: TargetReade
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
+        ({"target": "another"}, "target one, now another"),
         ({"layer_ids": (0, 1)}, "layer_ids"),
         ({"draft_tokens": IDS + 1}, "draft_tokens"),
+        ({"held_out": 5}, "held_out"),
     ],
 )
 def test_a_cache_made_with_other_settings_is_refused(
@@ -97,10 +100,50 @@ def test_a_cache_made_with_other_settings_is_refused(
         cache(tmp_path, corpus, **changes)
 
 
-def test_a_cache_of_another_corpus_is_refused(tmp_path: Path, corpus: Path) -> None:
-    cache(tmp_path / "f", corpus)
-    with pytest.raises(CorpusError, match="first_sample"):
-        cache(tmp_path / "f", write_corpus(tmp_path / "c", [([5, 6], [7, 8])] * 30))
+@pytest.mark.parametrize(
+    "others",
+    [
+        [([5, 6], [7, 8])] * 30,
+        SEQUENCES[:7],
+        [*SEQUENCES[:7], ([11, 12], [13, 14, 16]), *SEQUENCES[8:]],
+        [*SEQUENCES[:6], ([10, 11, 12], [13, 14]), *SEQUENCES[7:]],
+    ],
+)
+def test_a_cache_of_another_corpus_is_refused(tmp_path: Path, others: list[tuple[list[int], list[int]]]) -> None:
+    cache(tmp_path / "f", write_corpus(tmp_path / "c", SEQUENCES[:8]))
+    with pytest.raises(CorpusError, match="whose first 8 sequences are not the first of this one"):
+        cache(tmp_path / "f", write_corpus(tmp_path / "c", others))
+
+
+def test_a_cache_that_does_not_say_its_target_is_refused(tmp_path: Path, corpus: Path) -> None:
+    (tmp_path / "cache.json").write_text('{"layer_ids": [0, 2], "hidden_size": 32, "draft_tokens": 1234}')
+    assert cached_draft_tokens(tmp_path) is None
+    with pytest.raises(CorpusError, match="was made with target None, now one"):
+        cache(tmp_path, corpus)
+
+
+def test_what_is_held_out_stays_when_the_corpus_grows(tmp_path: Path) -> None:
+    first = cache(tmp_path / "f", write_corpus(tmp_path / "c", SEQUENCES[:4]))
+    grown = cache(tmp_path / "f", write_corpus(tmp_path / "c", SEQUENCES))
+    assert first.held_out == grown.held_out == 2
+    assert first.held_out_starts == grown.held_out_starts
+    assert cache(tmp_path / "g", tmp_path / "c").held_out == 4
+
+
+@pytest.mark.parametrize("name", ["cache.json", "progress.json"])
+def test_a_damaged_file_is_named(tmp_path: Path, corpus: Path, reader: TargetReader, name: str) -> None:
+    fill_cache(cache(tmp_path, corpus), reader, until=2)
+    (tmp_path / name).write_text('{"')
+    with pytest.raises(CorpusError, match=name):
+        cache(tmp_path, corpus)
+
+
+def test_a_file_that_lost_its_end_is_not_filled_with_zeros(tmp_path: Path, corpus: Path, reader: TargetReader) -> None:
+    fill_cache(cache(tmp_path, corpus), reader, until=2)
+    with (tmp_path / "features.bin").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(CorpusError, match=r"lacks rows of features\.bin"):
+        cache(tmp_path, corpus)
 
 
 def test_one_sequence_alone_cannot_be_held_out(tmp_path: Path) -> None:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import csv
+import re
+import shutil
+import sys
+import tomllib
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from dominotree.drafters.checkpoint import draft_token_ids, read_checkpoint
-from dominotree.errors import InvalidRequest, NumericalError
+from dominotree.errors import InvalidCheckpoint, InvalidRequest, NumericalError
+from dominotree.train import prepare as preparing
+from dominotree.train.data import CorpusError, read_corpus
 from dominotree.train.evaluate import walk
 from dominotree.train.fit import FitSettings, Trainer
-from train.tiny_run import STOP, tiny_trainer, write_corpus
+from dominotree.train.prepare import DrafterShape, prepare
+from dominotree.train.settings import Settings
+from train.tiny_run import SETTINGS, STOP, VOCAB, tiny_trainer, write_corpus, write_target
 
 
 def rows(trainer: Trainer) -> list[dict[str, str]]:
@@ -78,14 +88,74 @@ def test_a_killed_run_resumes_to_the_same_steps_and_losses(tmp_path: Path, targe
 
 def test_a_run_of_another_shape_is_refused(tmp_path: Path, target: Path, corpus: Path) -> None:
     tiny_trainer(target, corpus, tmp_path, steps=1, eval_every=1).run()
-    with pytest.raises(InvalidRequest, match="another drafter shape"):
+    with pytest.raises(InvalidRequest, match="begun with gru_hidden_dim 16, now 24"):
         tiny_trainer(target, corpus, tmp_path, steps=2, gru_hidden_dim=24)
 
 
-def test_training_goes_on_from_a_given_drafter(tmp_path: Path, target: Path, corpus: Path) -> None:
-    from dominotree.train.prepare import DrafterShape, prepare
-    from train.tiny_run import SETTINGS
+def grown(folder: Path, corpus: Path, first: Trainer) -> Path:
+    """The corpus with as many sequences behind it, of tokens that a run on it neither drafts nor leaves unused."""
+    held, drafted = read_corpus(corpus), first.cache.draft_tokens
+    sequences = [(t[: s.prompt_length], t[s.prompt_length :]) for s in held.samples for t in [held.read(s).tolist()]]
+    mask = first.model.config.mask_token_id
+    rare = [mask, *(token for token in range(4, VOCAB) if token not in drafted and token != mask)]
+    write_corpus(folder, [*sequences, *[([5, 6], rare * 3)] * len(sequences)])
+    return folder
 
+
+def test_a_run_keeps_its_vocabulary_its_mask_and_what_it_holds_out_when_the_corpus_grows(
+    tmp_path: Path, target: Path, corpus: Path
+) -> None:
+    first = tiny_trainer(target, corpus, tmp_path / "run", steps=4, eval_every=2)
+    first.run()
+    more = grown(tmp_path / "more", corpus, first)
+    fresh = tiny_trainer(target, more, tmp_path / "fresh", steps=1)
+    assert not torch.equal(fresh.cache.draft_tokens, first.cache.draft_tokens)
+    assert fresh.model.config.mask_token_id != first.model.config.mask_token_id
+    again = tiny_trainer(target, more, tmp_path / "run", steps=6, eval_every=2)
+    assert again.step == 4
+    assert torch.equal(again.cache.draft_tokens, first.cache.draft_tokens)
+    assert again.model.config == first.model.config
+    assert again.cache.held_out_starts == first.cache.held_out_starts
+    assert again.cache.ready == len(again.cache.order) == 2 * len(first.cache.order)
+    again.run()
+    assert torch.equal(draft_token_ids(read_checkpoint(tmp_path / "run/drafter")[1]), first.cache.draft_tokens)
+    sharing = tiny_trainer(target, more, tmp_path / "sharing", steps=1, cache=tmp_path / "run/features")
+    assert torch.equal(sharing.cache.draft_tokens, first.cache.draft_tokens)
+    with pytest.raises(CorpusError, match="draft_tokens"):
+        tiny_trainer(target, more, tmp_path / "other", draft_vocab_size=48, cache=tmp_path / "run/features")
+    shutil.rmtree(tmp_path / "run/features")
+    with pytest.raises(CorpusError, match="holds out other sequences"):
+        tiny_trainer(target, more, tmp_path / "run", steps=6, eval_every=2)
+
+
+def test_another_targets_features_are_not_trained_on(tmp_path: Path, target: Path, corpus: Path) -> None:
+    tiny_trainer(target, corpus, tmp_path / "run", steps=1, eval_every=1).run()
+    tuned = write_target(tmp_path / "tuned", seed=1)
+    with pytest.raises(CorpusError, match="was made with target"):
+        tiny_trainer(tuned, corpus, tmp_path / "other", cache=tmp_path / "run/features")
+    with pytest.raises(InvalidRequest, match="begun with target_fingerprint"):
+        tiny_trainer(tuned, corpus, tmp_path / "run", cache=tmp_path / "fresh")
+
+
+def test_a_run_that_does_not_say_its_vocabulary_is_refused(tmp_path: Path, target: Path, corpus: Path) -> None:
+    tiny_trainer(target, corpus, tmp_path, steps=1, eval_every=1).run()
+    state = torch.load(tmp_path / "state.pt")
+    del state["draft_tokens"]
+    torch.save(state, tmp_path / "state.pt")
+    with pytest.raises(InvalidRequest, match="--init-from"):
+        tiny_trainer(target, corpus, tmp_path, steps=2)
+
+
+def test_a_shape_that_does_not_fit_the_target_is_refused_before_its_features_are_read(
+    tmp_path: Path, target: Path, corpus: Path
+) -> None:
+    for changes, named in (({"target_layer_ids": [1, 4]}, "layers 0 to 3"), ({"mask_token_id": 96}, "mask_token_id")):
+        with pytest.raises(InvalidCheckpoint, match=named):
+            tiny_trainer(target, corpus, tmp_path, **changes)
+    assert not (tmp_path / "features").exists()
+
+
+def test_training_goes_on_from_a_given_drafter(tmp_path: Path, target: Path, corpus: Path) -> None:
     first = tiny_trainer(target, corpus, tmp_path / "one")
     first.run()
     settings = FitSettings.from_dict({**SETTINGS, "steps": 1})
@@ -101,12 +171,12 @@ def test_training_goes_on_from_a_given_drafter(tmp_path: Path, target: Path, cor
     )
     assert again.model.config == first.model.config
     assert again.evaluate().tau == pytest.approx(first.best_tau, abs=0.1)
+    again.run()
+    resumed = tiny_trainer(target, corpus, tmp_path / "two", steps=2)
+    assert (resumed.step, resumed.started_from) == (1, str(tmp_path / "one/drafter"))
 
 
 def test_a_plain_drafter_starts_from_the_backbone_of_a_domino_one(tmp_path: Path, target: Path, corpus: Path) -> None:
-    from dominotree.train.prepare import DrafterShape, prepare
-    from train.tiny_run import SETTINGS
-
     tiny_trainer(target, corpus, tmp_path / "one").run()
     settings = FitSettings.from_dict({**SETTINGS, "steps": 1, "eval_every": 1})
     domino, plain = (
@@ -128,12 +198,28 @@ def test_a_plain_drafter_starts_from_the_backbone_of_a_domino_one(tmp_path: Path
     assert not config.is_domino
     assert "gru_hidden_dim" not in str(config.to_dict())
     assert not [name for name in tensors if name.startswith(("prefix_gru", "embed_proj"))]
+    with pytest.raises(InvalidRequest, match="is plain DFlash"):
+        prepare(
+            target,
+            corpus,
+            tmp_path / "three",
+            settings,
+            DrafterShape(projector="domino"),
+            init_from=tmp_path / "none/drafter",
+            bf16=False,
+            held_out=4,
+        )
 
 
 def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path, target: Path, corpus: Path) -> None:
     trainer = tiny_trainer(target, corpus, tmp_path, steps=50, eval_every=2, muon_lr=0.0, adamw_lr=0.0, patience=3)
     trainer.run()
     assert trainer.step == 8  # the first evaluation is the best, three more are not better
+    kept = (tmp_path / "state.pt").read_bytes()
+    again = tiny_trainer(target, corpus, tmp_path, steps=50, eval_every=2, muon_lr=0.0, adamw_lr=0.0, patience=3)
+    again.run()
+    assert again.step == 8
+    assert (tmp_path / "state.pt").read_bytes() == kept
 
 
 def test_a_nan_stops_the_run_before_it_reaches_the_weights(tmp_path: Path, target: Path, corpus: Path) -> None:
@@ -157,22 +243,50 @@ def test_the_log_tells_lambda_rates_and_held_out_figures(tmp_path: Path, target:
 
 
 @pytest.mark.parametrize(
-    ("values", "named"),
+    ("cls", "values", "named"),
     [
-        ({"epochs": 3}, "epochs"),
-        ({"steps": "many"}, "steps"),
-        ({"packs": True}, "packs"),
-        ({"clip": "1"}, "clip"),
+        (FitSettings, {"epochs": 3}, "'epochs' does not exist"),
+        (FitSettings, {"steps": "many"}, "steps is 'many', expected a whole number of at least 1"),
+        (FitSettings, {"packs": True}, "packs is True"),
+        (FitSettings, {"sequences": 0}, "sequences is 0"),
+        (FitSettings, {"eval_every": 0}, "eval_every is 0"),
+        (FitSettings, {"warmup": 2.0}, "warmup is 2.0"),
+        (FitSettings, {"clip": "1"}, "clip is '1', expected a number"),
+        (FitSettings, {"gamma": 0}, "gamma is 0"),
+        (FitSettings, {"muon_lr": float("nan")}, "muon_lr is nan"),
+        (FitSettings, {"soft_share": 1.5}, "soft_share is 1.5, expected a number from 0 to 1"),
+        (FitSettings, {"weighting": "loud"}, "weighting is 'loud', expected exponential or acceptance"),
+        (FitSettings, {"compile": 1}, "compile is 1, expected true or false"),
+        (DrafterShape, {"depth": 3}, "'depth' does not exist"),
+        (DrafterShape, {"layers": "3"}, "layers is '3'"),
+        (DrafterShape, {"pure_draft_prefix_len": True}, "pure_draft_prefix_len is True"),
+        (DrafterShape, {"target_layer_ids": 5}, "target_layer_ids is 5, expected a list"),
+        (DrafterShape, {"target_layer_ids": []}, "target_layer_ids is []"),
+        (DrafterShape, {"draft_vocab_size": "8k"}, "draft_vocab_size is '8k'"),
+        (DrafterShape, {"draft_vocab_size": 31}, "draft_vocab_size is 31, expected a whole number of at least 32"),
+        (DrafterShape, {"projector": "foo"}, "projector is 'foo', expected domino or none"),
+        (DrafterShape, {"mask_token_id": -1}, "mask_token_id is -1"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(values: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidRequest, match=named):
-        FitSettings.from_dict(values)
+def test_a_setting_that_makes_no_sense_is_named(cls: type[Settings], values: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(named)) as refusal:
+        cls.from_dict(values)
+    assert "\n" not in str(refusal.value)
 
 
-def test_an_unknown_weighting_is_named() -> None:
-    with pytest.raises(InvalidRequest, match="loud"):
-        FitSettings(weighting="loud").weigh()
+@pytest.mark.parametrize("cls", [FitSettings, DrafterShape])
+def test_every_setting_has_its_check_and_the_page_tells_its_default(cls: type[Settings]) -> None:
+    page = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
+    block = re.search(r"```toml\n(.*?)```", page, flags=re.DOTALL)
+    assert block is not None
+    told = tomllib.loads(re.sub(r"^# (\w+ =)", r"\1", block[1], flags=re.MULTILINE))
+    table = told["fit" if cls is FitSettings else "drafter"]
+    defaults = asdict(cls())
+    assert table.keys() == defaults.keys() == cls.checks.keys()
+    assert {name: table[name] for name, value in defaults.items() if value is not None} == {
+        name: value for name, value in defaults.items() if value is not None
+    }
+    cls.from_dict(table)
 
 
 def test_walking_an_answer_counts_rounds_as_a_chain_decoder_does() -> None:
@@ -209,3 +323,27 @@ def test_accuracy_along_an_answer_is_acceptance_when_decoding(
     # the first answer token comes from the prompt's own pass, and is no draft's; a checkpoint is rounded to bf16
     assert out.stats.rounds == pytest.approx((len(answer) - 1) / told.tau, abs=1)
     assert told.tau > 2
+
+
+def test_steps_that_are_made_again_replace_those_on_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer:
+        def __init__(self, folder: str, purge_step: int) -> None:
+            self.seen: list[Any] = [purge_step]
+            writers.append(self)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            self.seen.append((name, value, step))
+
+        def flush(self) -> None:
+            pass
+
+    writers: list[Writer] = []
+    board = ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, board.__name__, board)
+    monkeypatch.setattr(preparing.importlib.util, "find_spec", lambda name: True)
+    write = preparing.tensorboard_writer("board")
+    assert not writers
+    write({"step": 5, "loss": 2.0, "tau": ""})
+    write({"step": 6, "loss": 1.5})
+    assert [writer.seen for writer in writers] == [[5, ("loss", 2.0, 5), ("loss", 1.5, 6)]]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
 
 from dominotree.errors import UnsupportedModel
 from dominotree.train.target import load_target_reader
@@ -44,3 +54,26 @@ def test_a_target_whose_embedding_or_head_is_not_plain_is_refused(tmp_path: Path
     Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=capping)).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="softcapping" if capping else "scales or shifts its embeddings"):
         load_target_reader(tmp_path)
+
+
+def test_a_target_without_decoder_layers_in_their_place_is_refused(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel without model\.layers"):
+        load_target_reader(tmp_path)
+
+
+def test_a_target_with_a_bias_in_its_head_is_refused(tmp_path: Path) -> None:
+    sizes = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    PhiForCausalLM(PhiConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="a bias in its head"):
+        load_target_reader(tmp_path)
+
+
+def test_code_in_a_targets_folder_is_never_run(tmp_path: Path) -> None:
+    classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": classes}))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    with pytest.raises(UnsupportedModel, match="transformers cannot load") as refusal:
+        load_target_reader(tmp_path)
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "ran").exists()

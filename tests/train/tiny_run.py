@@ -71,7 +71,9 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny_trainer(target: Path, corpus: Path, out: Path, *, held_out: int = 4, **changes: Any) -> Trainer:
+def tiny_trainer(
+    target: Path, corpus: Path, out: Path, *, held_out: int = 4, cache: Path | None = None, **changes: Any
+) -> Trainer:
     """A trainer in fp32; `changes` go to `FitSettings` or `DrafterShape` by name."""
     shape = {name: value for name, value in changes.items() if name in DrafterShape.__dataclass_fields__}
     rest = {name: value for name, value in changes.items() if name not in shape}
@@ -83,4 +85,5 @@ def tiny_trainer(target: Path, corpus: Path, out: Path, *, held_out: int = 4, **
         DrafterShape.from_dict({**SHAPE, **shape}),
         bf16=False,
         held_out=held_out,
+        cache=cache,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,8 +36,8 @@ class TabulatedScorer:
     def trie(self) -> None:
         return None
 
-    def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
-        return self.log_prob[torch.tensor(sequence), torch.tensor(depth), state[:, 0]]
+    def log_probs_at(self, sequence: int, depth: int, state: Tensor) -> Tensor:
+        return self.log_prob[sequence, depth, state[0, 0]]
 
 
 def tabulated(

@@ -66,7 +66,7 @@ def test_the_tree_is_the_best_nodes_of_the_whole_trie(seed, levels, width, budge
     for depth in range(levels):
         below = {}
         for path, (state, score) in states.items():
-            log_prob = scorer.log_probs_at([0], [depth], state)[0]
+            log_prob = scorer.log_probs_at(0, depth, state)
             for place in range(width):
                 child = (scorer.advance(state, torch.tensor([place])), score + log_prob[place])
                 below[(*path, 1000 + place)] = child

@@ -92,3 +92,8 @@ def test_a_path_alone_has_the_chances_it_was_given() -> None:
     alone = path_of([7, 8, 9], [0.9, 0.8, 0.5])
     assert paths(alone) == pytest.approx({(7,): 0.9, (7, 8): 0.72, (7, 8, 9): 0.36})
     assert list(alone.given) == [0.0] * 3 and len(path_of([], [])) == 0
+
+
+def test_siblings_share_what_is_left_as_they_did() -> None:
+    joined, before = paths(join(tree(), [10], [0.6], size=9)), paths(tree())
+    assert joined[20,] / before[20,] == pytest.approx((1 - joined[10,]) / (1 - before[10,]))

@@ -7,9 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dominotree.tree.batched import build
+from dominotree.tree.chain import corrected_chain
 from dominotree.tree.order import stable_topk, top_candidates
+from dominotree.tree.reference import build_reference
 from dominotree.tree.scorers import ConditionalScorer, MarginalScorer, StaticScorer
-from tree.tabulated import random_round
+from tree.tabulated import assert_close, random_round
 
 
 @settings(max_examples=80, deadline=None)
@@ -56,7 +59,8 @@ def test_conditional_corrects_behind_the_prefix_and_normalises_within_the_slice(
             correction = head.correction(head.hidden_part(hidden[:, depth]), state, ids)
             expected = torch.log_softmax(base[:, depth].gather(-1, ids) + correction, dim=-1)
         assert torch.allclose(scorer.log_probs(depth, packed)[:, 0], expected, atol=1e-5)
-        assert torch.allclose(scorer.log_probs_at([0, 1], [depth] * 2, packed[:, 0]), expected, atol=1e-5)
+        for b in (0, 1):
+            assert torch.allclose(scorer.log_probs_at(b, depth, packed[b]), expected[b], atol=1e-5)
         assert torch.equal(scorer.tokens[:, depth], head.target_ids(ids))
         state = head.advance(state, scorer.tokens[:, depth, 2])
         packed = scorer.advance(packed, ids[:, 2:3])
@@ -77,3 +81,23 @@ def test_half_precision_inputs_give_fp32_log_probabilities():
     base, hidden, roots, head = random_round(1, 3)
     scorer = ConditionalScorer(base.bfloat16(), hidden.bfloat16(), roots, head, 8)
     assert scorer.log_probs(2, scorer.root_state()[:, None]).dtype == torch.float32
+
+
+@pytest.mark.parametrize("width", [16, 0])
+def test_each_sequences_corrections_take_its_own_factor(width, monkeypatch):
+    base, hidden, roots, head = random_round(3, 5, seed=2)
+    scale = torch.tensor([1.0, 0.0, 0.5])
+    scorer = ConditionalScorer(base, hidden, roots, head, width, scale)
+    expected = build_reference(scorer, 30)
+    for early_stop in (True, False):
+        assert_close(build(scorer, 30, early_stop=early_stop), expected)
+    state = scorer.root_state()
+    rows = scorer.log_probs(3, state[:, None])[:, 0]
+    for b in range(3):
+        assert torch.allclose(scorer.log_probs_at(b, 3, state[b, None]), rows[b], atol=1e-5)
+    uncorrected = base[1, 3, scorer.candidates[1, 3]]
+    assert torch.allclose(rows[1], torch.log_softmax(uncorrected, -1), atol=1e-5)
+    with_kernels = corrected_chain(base, hidden, roots, head, scale=scale)
+    monkeypatch.setattr("dominotree.native.available", lambda: False)
+    for chain in (with_kernels, corrected_chain(base, hidden, roots, head, scale=scale)):
+        assert chain.token[1].tolist() == base[1].argmax(-1).tolist()

@@ -400,10 +400,10 @@ def calibration_lines(bins: Sequence[CalibrationBin], name: str, where: str) -> 
         axes.plot([0, 1], [0, 1], color=ink, linestyle="--", linewidth=0.9, label="as predicted")
         colours = [_COLOURS["dominotree"], _COLOURS["ddtree"], _COLOURS["caddtree"], *_MORE_COLOURS]
         for i, (label, curve) in enumerate(curves.items()):
-            colour = colours[i % len(colours)]
+            colour, line = colours[i % len(colours)], ("-", "--", ":")[i // len(colours) % 3]
             x, y = ([one.mean_predicted for one in curve], [one.accepted_rate for one in curve])
             text = _plain(f"{label} (ECE {calibration_error(curve):.3f})")
-            axes.plot(x, y, color=colour, label=text)
+            axes.plot(x, y, color=colour, linestyle=line, label=text)
             axes.scatter(x, y, [8 + 90 * (one.n / most) ** 0.5 for one in curve], color=colour)
         axes.set_xlim(-0.03, 1.03)
         axes.set_ylim(-0.03, 1.03)
@@ -440,11 +440,15 @@ def cost_lines(
     return draw("cost", "Verify time against rows: dots as measured, lines as fitted.", plot, (6.4, 3.6))
 
 
+def check_figure(path: Path) -> None:
+    """Raises `InvalidRequest` for a path that `save_figure` cannot write."""
+    if path.suffix not in (".svg", ".png"):
+        raise InvalidRequest(f"{path} has no ending .svg or .png; give one of them")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"the folder {path.parent} does not exist; make it, or name another one for {path.name}")
+
+
 def save_figure(drawing: Drawing, path: Path) -> None:
     """Writes a drawing as SVG or PNG, by the ending of `path`; raises `InvalidRequest` for another ending."""
-    if path.suffix == ".svg":
-        path.write_text(drawing.svg)
-    elif path.suffix == ".png":
-        path.write_bytes(drawing.png)
-    else:
-        raise InvalidRequest(f"{path} has no ending .svg or .png; give one of them")
+    check_figure(path)
+    path.write_bytes(drawing.png if path.suffix == ".png" else drawing.svg.encode())

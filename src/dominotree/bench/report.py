@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +29,7 @@ from dominotree.bench.statistics import (
 )
 from dominotree.bench.tables import MissingData, Table
 from dominotree.errors import DominoTreeError
+from dominotree.files import write_whole
 
 
 class InvalidReport(DominoTreeError):
@@ -58,7 +57,8 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
 
     Written are `report.md`, `report.html` (one file, nothing loaded from elsewhere), `cells.csv`,
     `pairwise.csv`, `tables.tex`, `figures/*.svg`, `figures/*.png` (and `*-dark.png` for dark ground), and,
-    where records have a `variant`, `variants.csv` and `ablations.csv`. Each file is replaced as a whole.
+    where records have a `variant`, `variants.csv` and `ablations.csv`. Each file is replaced as a whole, and those of
+    an earlier report that this one has no data for are removed.
     Statistics follow the evaluation protocol (see `statistics`): `resamples` and `seed` are those of the
     paired bootstrap. Equal inputs give equal files. A figure whose data is missing is left out, and the
     report says which and why.
@@ -72,16 +72,17 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
         raise InvalidReport(f"{out} is a file: give a folder to write the report into")
     found = read_records(inputs)
     series = collect(found.records)
+    pairs, unlike = _of_like_runs(default_pairs(series), found)
     measured = _Measured(
         series,
         cells(series),
-        compare(default_pairs(series), resamples=resamples, seed=seed),
+        compare(pairs, resamples=resamples, seed=seed),
         compare(ablation_pairs(series), resamples=resamples, seed=seed),
         found.calibration,
     )
     sections = _sections(measured)
     shown = [one for section in sections for one in section.shown]
-    remarks = notes(series) + _undescribed_runs(found)
+    remarks = notes(series) + unlike + _undescribed_runs(found)
     options = ([] if resamples == 10_000 else [f"--resamples={resamples}"]) + ([f"--seed={seed}"] if seed else [])
     content = {
         "command": shlex.join(["dominotree", "report", *map(str, inputs), "--out", str(out), *options]),
@@ -107,7 +108,9 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
         files[f"figures/{drawing.name}.png"] = drawing.png
         files[f"figures/{drawing.name}-dark.png"] = drawing.png_dark
     for name, data in files.items():
-        _replace(out / name, data.encode() if isinstance(data, str) else data)
+        _replace(out / name, data)
+    for stale in {file for pattern in _OURS for file in out.glob(pattern)} - {out / name for name in files}:
+        stale.unlink()
     return Report(
         out,
         tuple(map(Path, sorted(files))),
@@ -118,6 +121,11 @@ def write_report(inputs: Sequence[Path], out: Path, *, resamples: int = 10_000, 
         len({one.configuration for one in series}),
     )
 
+
+_LENGTH = "max_new_tokens"
+_FIGURES = ("speedup", "stages", "budget", "width", "depth", "calibration")
+_OURS = ("variants.csv", "ablations.csv", *(f"figures/{kind}*.{end}" for kind in _FIGURES for end in ("svg", "png")))
+"""What an earlier report may have written here that this one has no data for."""
 
 _Maker = Callable[[Any, str, str], Drawing | Table]
 _Item = TypeVar("_Item", Series, Cell, Comparison)
@@ -259,6 +267,29 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield prefix + name, str(value)
 
 
+def _of_like_runs(
+    pairs: Sequence[tuple[Series, Series]], found: RecordSet
+) -> tuple[list[tuple[Series, Series]], list[str]]:
+    """The pairs whose runs, as far as their metas tell, had the same prompts and lengths, and notes on the others."""
+    asked: dict[str, dict[str, str]] = {}
+    for meta in found.metas:
+        told = {name: value for name, value in _flat(meta.values) if name.endswith(".sha256") or name == _LENGTH}
+        for run in meta.runs:
+            asked.setdefault(run, {}).update(told)
+    kept: list[tuple[Series, Series]] = []
+    unlike: dict[str, None] = {}
+    for a, b in pairs:
+        of_a, of_b = asked.get(a.run, {}), asked.get(b.run, {})
+        different = [name for name in of_a.keys() & of_b.keys() if of_a[name] != of_b[name]]
+        if a.run == b.run or not different:
+            kept.append((a, b))
+        else:
+            what = _LENGTH if _LENGTH in different else "prompts"
+            first, second = sorted((a.run, b.run))
+            unlike[f"Runs '{first}' and '{second}' had other {what}, so they are not compared."] = None
+    return kept, list(unlike)
+
+
 def _undescribed_runs(found: RecordSet) -> list[str]:
     described = {run for meta in found.metas for run in meta.runs}
     runs = [run for run in dict.fromkeys(record.run for record in found.records) if run not in described]
@@ -289,18 +320,10 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "x"
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: str | bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        write_whole(path, data)
     except OSError as error:
         raise InvalidReport(f"cannot write {path} ({error.strerror}): give a folder that can be written") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

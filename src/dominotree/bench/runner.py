@@ -149,7 +149,11 @@ def setups(
     run once, up to their default cap. Several widths are told apart as variants "M=16" (0: "M=all"), a look
     at the draws as "noise-aware". Raises `InvalidRequest` for an unknown method or a number out of range.
     """
+    unknown = [name for name in ablations if name not in ABLATIONS]
+    if unknown:
+        raise InvalidRequest(f"ablation {unknown[0]!r} is unknown; {', '.join(ABLATIONS)} are expected")
     made: list[Setup] = []
+    ablated = False
     for method in dict.fromkeys(methods):
         kind = Drafting(method).kind
         sizes: Iterable[int | None] = dict.fromkeys(budgets) if _has_budget(method) else [None]
@@ -160,12 +164,13 @@ def setups(
             drafting = Drafting(method, budget, width, noise_aware=looking)
             made.append(Setup(drafting, ", ".join(words) or None))
         if kind.shape == "tree" and kind.score == "conditional" and kind.rule == "fixed":
+            ablated = True
             for name in dict.fromkeys(ablations):
-                if name not in ABLATIONS:
-                    raise InvalidRequest(f"ablation {name!r} is unknown; {', '.join(ABLATIONS)} are expected")
                 changed: dict[str, Any] = {ABLATIONS[name]: True}
                 drafting = replace(Drafting(method, next(iter(budgets), None)), **changed)
                 made.append(Setup(drafting, name.replace("-", " ")))
+    if ablations and not ablated:
+        raise InvalidRequest("ablations are of trees over conditional scores; name dominotree among the methods")
     if not made:
         raise InvalidRequest("nothing to measure; at least one method is expected, and a budget for trees")
     return tuple(made)

@@ -12,7 +12,7 @@ import typer
 
 from dominotree import __version__
 from dominotree.cli import common
-from dominotree.cli.common import ModelOptions, given, load_pair, sampling_params, screen
+from dominotree.cli.common import ModelOptions, given, load_pair, needs_extra, sampling_params, screen
 from dominotree.cli.progress import progress_bar
 from dominotree.errors import InvalidRequest
 
@@ -76,10 +76,7 @@ def batch(
     for name, value in (("ray_address", ray_address), ("workers", workers)):
         if value is not None and not ray:
             raise InvalidRequest(f"{common.flag(name)} has no effect without --ray; leave it out or add --ray")
-    if system is not None:
-        common.check_text("--system", system)
-        if raw:
-            raise InvalidRequest("--system has no effect with --raw; leave one of them out")
+    form = common.prompt_form(raw=raw, system=system)
     common.show_notices()
     from dominotree.batch import Job, Results, digest, read_lines
 
@@ -96,7 +93,8 @@ def batch(
         ignore_eos=ignore_eos,
         max_new_tokens=max_new_tokens,
     )
-    job = Job(sampling, seed, {"raw": True} if raw else given(system=system))
+    common.note_idle_noise(noise_aware, sampling)
+    job = Job(sampling, seed, form)
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     total = sum(1 for _ in read_lines(source))
@@ -117,6 +115,11 @@ def batch(
         except KeyboardInterrupt:
             screen.note(f"What is done is in {results.part}; the same command goes on from there.")
             raise
+        if len(results) != total:
+            raise InvalidRequest(
+                f"{source} had {total} prompts and {len(results)} of them have a record; it must not change meanwhile. "
+                f"What is done is in {results.part}"
+            )
         results.finish()
         failed = results.failed
     screen.note(f"{total} records, {failed} of them errors: {output}")
@@ -141,11 +144,9 @@ def _started_with(input_digest: str, job: Job, model: ModelOptions, drafting: di
 
 
 def _load(model: ModelOptions, drafting: dict[str, Any], max_batch: int) -> tuple[Pair, Drafting]:
-    from dominotree.methods import Drafting
-
     pair, filled = load_pair(model, drafting)
     pair.max_batch = max_batch
-    return pair, Drafting(**filled)
+    return pair, pair.drafting(**filled)
 
 
 def _here(load: Callable[[], tuple[Pair, Drafting]], todo: Callable[[], Iterable[Line]], job: Job) -> Iterator[Record]:
@@ -167,12 +168,8 @@ def _spread(
     workers: int,
     device: str,
 ) -> Iterator[Record]:
-    try:
+    with needs_extra("ray", "--ray"):
         from dominotree.engines.ray_batch import spread
-    except ImportError as error:
-        raise InvalidRequest(
-            f"--ray needs the package {error.name}; install it with pip install 'dominotree[ray]'"
-        ) from error
     return spread(load, lines, job, max_batch=max_batch, workers=workers, address=address, device=device)
 
 

@@ -55,7 +55,7 @@ def bench(
         typer.Option("--ablations", help="Also trees by the reference-builder, or from sampled-candidates."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", help="Conversations a set.  [default: all, at most 50]")
+        int | None, typer.Option("--limit", help="Conversations a set.  [default: all; of a set of the hub 50]")
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Most tokens of an answer; the protocol has 2048.")
@@ -75,7 +75,8 @@ def bench(
 ) -> None:
     """Measure methods over prompts; lists take commas. Every answer is compared with plain decoding's.
 
-    Stop it at any time, the same command goes on. Exits with 3 where an answer is not plain decoding's.
+    Stop it at any time, the same command goes on. Exits with 3 where an answer differs from plain decoding's
+    beyond rounding.
     """
     common.show_notices()
     from dominotree.bench import runner
@@ -194,7 +195,7 @@ def _show(outcome: Outcome) -> None:
         _show_tables(outcome.folder / RECORDS_FILE)
     earlier = f", {outcome.resumed} of them from before" if outcome.resumed else ""
     screen.write(f"{outcome.records} records{earlier}: {outcome.folder / RECORDS_FILE}\n")
-    if outcome.compared:
+    if outcome.compared and outcome.records:
         screen.write(verdict(len(outcome.bugs), len(outcome.differences) - len(outcome.bugs)) + "\n")
     if outcome.records:
         screen.write(f"dominotree report {outcome.folder} makes tables, figures and a page of it\n")

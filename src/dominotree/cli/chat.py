@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dominotree.pair import Output, Pair
     from dominotree.sampling import SamplingParams
 
-DEFAULT_CONTEXT = 4096
 DEFAULT_NEW_TOKENS = 1024
 
 _HELP = """\
@@ -85,10 +84,7 @@ def chat(
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     pair, drafting = load_pair(model, drafting)
-    if noise_aware and sampling.temperature == 0:
-        screen.note("Note: --noise-aware cannot change anything at temperature 0")
-    if context is None:  # all of it is set aside at once
-        pair.context = min(pair.context, DEFAULT_CONTEXT)
+    common.note_idle_noise(noise_aware, sampling)
     Conversation(pair, system, sampling, drafting).run()
 
 
@@ -124,8 +120,9 @@ class Conversation:
                 self._turn(said)
 
     def _turn(self, said: str) -> None:
-        shown = ""
+        shown, before, answer = "", list(self._chat.messages), None
         try:
+            common.check_text("that line", said)
             with _interruptible() as interrupted:
                 answer = self._chat.send(said)
                 for piece in answer:
@@ -139,7 +136,8 @@ class Conversation:
                     screen.end_line()
                     return
         except KeyboardInterrupt:  # pressed twice: before the answer's next piece
-            answer.close()
+            if answer is not None:
+                answer.close()
         except InvalidRequest as error:
             screen.note(f"Error: {one_line(str(error))} (/reset begins anew)")
             return
@@ -147,9 +145,8 @@ class Conversation:
             screen.note(f"Error: {one_line(str(error))}")
             return
         screen.note("(stopped)")
-        if shown:
-            self._chat.messages.append({"role": "user", "content": said})
-            self._chat.messages.append({"role": "assistant", "content": shown})
+        turn = [{"role": "user", "content": said}, {"role": "assistant", "content": shown}]
+        self._chat.messages = [*before, *turn] if shown else before
 
     def _reset(self) -> None:
         self._chat = self._begin()
@@ -166,15 +163,17 @@ class Conversation:
 
 
 def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _read_line() -> str | None:
     """The next line; None at the end of the input."""
     while True:
         try:
+            if sys.stdin is None:
+                return None
             if not _is_terminal():
-                return sys.stdin.readline() or None
+                return sys.stdin.buffer.readline().decode() or None
             return input("> ")
         except EOFError:
             screen.note()

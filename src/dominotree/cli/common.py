@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
+WARM_UP_TOKENS = 8
+"""Decoded before anything is timed: the first passes of a process are slow, whoever makes them."""
+
 # Options. None means "not given": the library owns the defaults, and what was not given is not passed on.
 
 Target = Annotated[
@@ -128,6 +131,26 @@ def comma_list(name: str, text: str, kind: Callable[[str], Value]) -> list[Value
     except ValueError:
         noun = "integers" if kind is int else "numbers" if kind is float else "names"
         raise InvalidRequest(f"{flag(name)} is {text!r}; {noun} with commas between are expected") from None
+
+
+def note_idle_noise(noise_aware: bool, sampling: SamplingParams) -> None:
+    """Says that there are no draws to look at, where that is so."""
+    if noise_aware and sampling.temperature == 0:
+        screen.note("Note: --noise-aware cannot change anything at temperature 0")
+
+
+@contextmanager
+def needs_extra(name: str, who: str) -> Iterator[None]:
+    """Around imports of what an extra of the package brings; raises `InvalidRequest` where it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name is None or error.name.startswith("dominotree"):
+            raise
+        raise InvalidRequest(
+            f"{who} needs the package {error.name}; install it with pip install 'dominotree[{name}]', "
+            f"in a checkout pip install -c constraints.txt -e '.[{name}]'"
+        ) from error
 
 
 # Streams
@@ -298,6 +321,24 @@ def check_text(what: str, text: str) -> None:
         raise InvalidRequest(f"{what} is not UTF-8 text; convert it first") from error
 
 
+def prompt_form(*, raw: bool, system: str | None) -> dict[str, Any]:
+    """What `Pair.generate` takes of the two; raises `InvalidRequest` for both and for what is no text."""
+    if system is None:
+        return {"raw": True} if raw else {}
+    check_text("--system", system)
+    if raw:
+        raise InvalidRequest("--system has no effect with --raw; leave one of them out")
+    return {"system": system}
+
+
+def check_compare(compare: bool, method: str | None) -> None:
+    """Raises `InvalidRequest` where plain decoding would be compared with itself."""
+    if compare and method == "ar":
+        raise InvalidRequest(
+            "--compare has nothing to compare with method ar; name a drafter (--drafter) or another method, as lookup"
+        )
+
+
 def sampling_params(
     *, logit_bias: Sequence[str] | None = None, stop: Sequence[str] | None = None, **fields: Any
 ) -> SamplingParams:
@@ -342,10 +383,13 @@ class ModelOptions:
     exact: bool | None = None
 
 
-def load_pair(model: ModelOptions, drafting: Mapping[str, Any]) -> tuple[Pair, dict[str, Any]]:
+def load_pair(
+    model: ModelOptions, drafting: Mapping[str, Any], *, others_draft: bool = False
+) -> tuple[Pair, dict[str, Any]]:
     """The pair, and the drafting options with the method filled in; says what a user might not expect.
 
-    Wrong values are found before anything is loaded. A flag that the method would disregard is an error.
+    Wrong values are found before anything is loaded. A flag that the method would disregard is an error. With
+    `others_draft` the method is a default beside which others are used, so the drafter is there in any case.
     """
     show_notices()
     from dominotree.methods import METHODS, Drafting
@@ -357,8 +401,8 @@ def load_pair(model: ModelOptions, drafting: Mapping[str, Any]) -> tuple[Pair, d
     if model.context is not None and model.context < 2:
         raise InvalidRequest(f"context is {model.context}; at least 2 tokens are expected")
     if method is not None:
-        _check_effect(method, drafting, model)
-        if METHODS[method].drafter == "none":
+        _check_effect(method, drafting, model, others_draft)
+        if METHODS[method].drafter == "none" and not others_draft:
             drafter = dflash_drafter = "none"
         elif METHODS[method].drafter == "dflash" and drafter is not None and dflash_drafter is None:
             dflash_drafter = "none"  # the one that was named shall be the one that drafts
@@ -374,7 +418,7 @@ def load_pair(model: ModelOptions, drafting: Mapping[str, Any]) -> tuple[Pair, d
     )
     if method is None:
         method = pair.default_method
-        _check_effect(method, drafting, model)
+        _check_effect(method, drafting, model, others_draft)
         if method == "ar" and model.drafter != "none":
             screen.note(
                 "Note: no drafter is at hand, so decoding is plain; name one with --drafter, or try --method lookup"
@@ -386,15 +430,14 @@ def load_pair(model: ModelOptions, drafting: Mapping[str, Any]) -> tuple[Pair, d
     return pair, {**drafting, "method": method}
 
 
-def _check_effect(method: str, drafting: Mapping[str, Any], model: ModelOptions) -> None:
+def _check_effect(method: str, drafting: Mapping[str, Any], model: ModelOptions, others_draft: bool) -> None:
     from dominotree.methods import METHODS
 
     kind = METHODS[method]
-    named = [name for name in drafting if name in kind.idle]
-    if not kind.drafts:
-        drafters = {"drafter": model.drafter, "dflash_drafter": model.dflash_drafter}
-        named += [name for name, value in drafters.items() if value not in (None, "none")]
-    if named:
+    kind.refuse_idle(drafting, flag)
+    drafters = {"drafter": model.drafter, "dflash_drafter": model.dflash_drafter}
+    named = [name for name, value in drafters.items() if value not in (None, "none")]
+    if named and not kind.drafts and not others_draft:
         raise InvalidRequest(f"{flag(named[0])} has no effect with method {method}; leave it out or use another method")
 
 

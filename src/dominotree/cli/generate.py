@@ -11,12 +11,9 @@ import typer
 
 from dominotree.cli import common
 from dominotree.cli.common import ModelOptions, given, load_pair, read_prompt, sampling_params, screen
-from dominotree.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from dominotree.pair import Output, Pair
-
-_WARM_UP_TOKENS = 8
 
 
 def generate(
@@ -57,12 +54,8 @@ def generate(
 ) -> None:
     """Answer a prompt. The text goes to standard output, two lines of statistics to standard error."""
     text = read_prompt(prompt, raw=raw)
-    if system is not None:
-        common.check_text("--system", system)
-        if raw:
-            raise InvalidRequest("--system has no effect with --raw; leave one of them out")
-    if compare and method == "ar":
-        raise InvalidRequest("--compare has nothing to compare with method ar; name a method that drafts")
+    form = common.prompt_form(raw=raw, system=system)
+    common.check_compare(compare, method)
     sampling = sampling_params(
         temperature=temperature,
         top_p=top_p,
@@ -80,11 +73,8 @@ def generate(
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     pair, drafting = load_pair(model, drafting)
-    if noise_aware and sampling.temperature == 0:
-        screen.note("Note: --noise-aware cannot change anything at temperature 0")
-    if compare and drafting["method"] == "ar":
-        raise InvalidRequest("--compare needs a drafter; name one with --drafter, or use --method lookup")
-    form: dict[str, Any] = {"raw": True} if raw else given(system=system)
+    common.note_idle_noise(noise_aware, sampling)
+    common.check_compare(compare, drafting["method"])
     answer(pair, text, compare=compare, as_json=as_json, sampling=sampling, **drafting, **form)
 
 
@@ -92,8 +82,8 @@ def answer(pair: Pair, prompt: str, *, compare: bool = False, as_json: bool = Fa
     """Decodes one prompt and shows the answer; with `compare` plainly too, from the same seed."""
     sampling = options["sampling"]
     plain_options = {name: options[name] for name in ("raw", "system") if name in options}
-    if compare:  # the first passes of a process are slow, whoever makes them
-        short = replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
+    if compare:
+        short = replace(sampling, max_new_tokens=min(common.WARM_UP_TOKENS, sampling.max_new_tokens))
         pair.generate(prompt, **{**options, "sampling": short})
         pair.generate(prompt, method="ar", sampling=short, **plain_options)
     stream = pair.stream(prompt, **options)

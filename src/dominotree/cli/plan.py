@@ -65,12 +65,8 @@ def plan(
     """Simulate a fleet at several loads and budgets: speed, waiting times, cost, and where trees stop paying."""
     if (rate is None) == (clients is None):
         raise InvalidRequest("give --rate, such as 0.5,1,2, or --clients, such as 1,4,16, and not both")
-    try:
+    with common.needs_extra("plan", "plan"):
         from dominotree.plan import ASSUMPTIONS, Acceptance, Fleet, Load, simulate
-    except ImportError as error:
-        raise InvalidRequest(
-            f"plan needs the package {error.name}; install it with pip install 'dominotree[plan]'"
-        ) from error
     from dominotree.bench.records import read_records
 
     common_load: dict[str, Any] = {
@@ -79,8 +75,9 @@ def plan(
         "answer": _span("answer", answer),
         "seed": seed,
     }
-    loads = [Load(rate=each, **common_load) for each in comma_list("rate", rate, float)] if rate else []
-    loads += [Load(clients=each, **common_load) for each in comma_list("clients", clients, int)] if clients else []
+    loads = [Load(rate=each, **common_load) for each in comma_list("rate", rate, float)] if rate is not None else []
+    if clients is not None:
+        loads = [Load(clients=each, **common_load) for each in comma_list("clients", clients, int)]
     recorded = read_records(records).records
     if method is None:
         trees = {record.method for record in recorded if record.budget and _drafts(record.method)}
@@ -133,7 +130,8 @@ def _profile(path: Path | None, method: str) -> CostModel:
 
     if path is not None:
         return CostModel.load(path)
-    domino = method not in METHODS or METHODS[method].drafter == "domino"
+    kind = METHODS.get(method)
+    domino, needs_head = kind is None or kind.drafter == "domino", kind is None or kind.needs_head
     kept: dict[Path, CostModel] = {}
     broken: list[InvalidRequest] = []
     for file in sorted((cache_dir() / "profiles").glob("*.json")):
@@ -143,7 +141,9 @@ def _profile(path: Path | None, method: str) -> CostModel:
             broken.append(error)
     if broken and not kept:
         raise broken[0]
-    fitting = {file: costs for file, costs in kept.items() if len(kept) == 1 or costs.has_head is domino}
+    fitting = {file: costs for file, costs in kept.items() if costs.has_head is domino}
+    if not fitting and not needs_head:  # a Domino drafter may serve a DFlash method as well
+        fitting = kept
     if len(fitting) == 1:
         return next(iter(fitting.values()))
     if kept:

@@ -39,6 +39,10 @@ def profile(
     lengths = list(CONTEXTS) if contexts is None else sorted(set(common.comma_list("contexts", contexts, int)))
     if not lengths or lengths[0] < 1:
         raise InvalidRequest(f"--contexts is {contexts!r}; integers of at least 1 with commas between are expected")
+    if plot is not None:  # before minutes of measuring
+        with common.needs_extra("bench", "--plot"):
+            from dominotree.bench.figures import check_figure, cost_lines, save_figure
+        check_figure(plot)
     pair = load(
         target=target, drafter=drafter, dflash_drafter=dflash_drafter, dtype=dtype, device=device, threads=threads
     )
@@ -72,7 +76,5 @@ def profile(
         console.print(f"kept in {path}", soft_wrap=True)
     console.print("Verify times are fitted, monotone and convex in the rows.")
     if plot is not None:
-        from dominotree.bench.figures import cost_lines, save_figure
-
         first = measured[0]
         save_figure(cost_lines(first.rows, first.contexts, first.measured_ms, first.verify_ms), plot)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from dominotree.cli import common
+
 
 def report(
     dirs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or single .jsonl files.")],
@@ -13,7 +15,8 @@ def report(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the paired bootstrap.")] = 0,
 ) -> None:
     """Make tables, figures and one self-contained page from benchmark records."""
-    from dominotree.bench.report import write_report
+    with common.needs_extra("bench", "report"):
+        from dominotree.bench.report import write_report
 
     made = write_report(dirs, out, resamples=resamples, seed=seed)
     for line in made.notes:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dominotree.cli import common
-from dominotree.cli.common import ModelOptions, given, load_pair
+from dominotree.cli.common import ModelOptions, given, load_pair, needs_extra
 from dominotree.errors import InvalidRequest
 
 
@@ -33,7 +33,8 @@ def serve(
     max_rows: Annotated[
         int | None,
         typer.Option(
-            "--max-rows", help="Most rows of a pass that several share.  [default: by the profile, or 64; GPU 512]"
+            "--max-rows",
+            help="Most rows of a pass that several share.  [default: by the profile, or 64; 16 without bf16, GPU 512]",
         ),
     ] = None,
     timeout: Annotated[
@@ -74,15 +75,11 @@ def serve(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Put prompts into the log.")] = False,
 ) -> None:
     """Serve a model to clients of the OpenAI API, many at once, until Ctrl-C."""
-    try:
+    with needs_extra("serve", "the server"):
         from dominotree.serve.app import Settings, create_app
         from dominotree.serve.engine import Limits
         from dominotree.serve.run import listen, log_to
         from dominotree.serve.run import serve as run
-    except ImportError as error:
-        raise InvalidRequest(
-            f"the server needs the package {error.name}; install it with pip install 'dominotree[serve]'"
-        ) from error
 
     if api_key is None and os.environ.get("DOMINOTREE_API_KEY") is not None:
         raise InvalidRequest("DOMINOTREE_API_KEY is set and empty; give it a text, or unset it to serve without a key")
@@ -98,7 +95,7 @@ def serve(
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     with listen(host, port) as listener:  # before anything is loaded
-        pair, drafting = load_pair(model, drafting)
+        pair, drafting = load_pair(model, drafting, others_draft=True)
         app = create_app(pair, pair.drafting(**drafting), limits, settings)
         log_to()
         run(app, host=host, listener=listener)

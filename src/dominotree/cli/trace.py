@@ -12,13 +12,15 @@ import typer
 from dominotree.cli import common
 from dominotree.cli.common import ModelOptions, given, load_pair, read_prompt, sampling_params, screen
 from dominotree.errors import InvalidRequest
+from dominotree.files import write_whole
 
 if TYPE_CHECKING:
     from dominotree.pair import Output, Pair
     from dominotree.sampling import SamplingParams
     from dominotree.trace import Json
 
-_WARM_UP_TOKENS = 8
+_TITLE, _HEAD = b"<title>dominotree:", 1024
+"""By which a file is known to be a trace, and how far into it that stands."""
 
 
 def trace(
@@ -56,12 +58,8 @@ def trace(
 ) -> None:
     """Answer a prompt and write what the decoder did: every round's tree, what was accepted, and how long it took."""
     text = read_prompt(prompt, raw=raw)
-    if system is not None:
-        common.check_text("--system", system)
-        if raw:
-            raise InvalidRequest("--system has no effect with --raw; leave one of them out")
-    if compare and method == "ar":
-        raise InvalidRequest("--compare has nothing to compare with method ar; name a method that drafts")
+    form = common.prompt_form(raw=raw, system=system)
+    common.check_compare(compare, method)
     _check_place(out)
     sampling = sampling_params(
         temperature=temperature,
@@ -75,9 +73,8 @@ def trace(
     model = ModelOptions(target, drafter, dflash_drafter, dtype, device, threads, context, exact)
     drafting = given(method=method, budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware)
     pair, drafting = load_pair(model, drafting)
-    if compare and drafting["method"] == "ar":
-        raise InvalidRequest("--compare needs a drafter; name one with --drafter, or use --method lookup")
-    form: dict[str, Any] = {"raw": True} if raw else given(system=system)
+    common.note_idle_noise(noise_aware, sampling)
+    common.check_compare(compare, drafting["method"])
     ids = pair.prompt_ids(text, **form)
 
     from dominotree.methods import Drafting
@@ -97,7 +94,7 @@ def trace(
         plain, found["plain"] = _decode(pair, ids, replace(sampling, seed=output.seed), Drafting("ar"))
         same = output.token_ids == plain.token_ids
         screen.note(f"plain decoding gives {'the same tokens' if same else 'other tokens'}")
-    _write(out, trace_file(found))
+    write_whole(out, trace_file(found))
     screen.note(f"Wrote {out}")
 
 
@@ -114,8 +111,8 @@ def _decode(
     trace = Trace(pair.codec, TokenNames(pair.codec))
     request = Request(ids, sampling, drafting, recorder=trace.record)
     decoder = pair.decoder([request])
-    short = replace(sampling, max_new_tokens=min(_WARM_UP_TOKENS, sampling.max_new_tokens))
-    decoder.run([Request(ids, short, drafting)])  # the first passes of a process are slow, whoever makes them
+    short = replace(sampling, max_new_tokens=min(common.WARM_UP_TOKENS, sampling.max_new_tokens))
+    decoder.run([Request(ids, short, drafting)])
     rounds: list[Json] = []
     for generation in decoder.stream(request):
         rounds += trace.take(generation)
@@ -143,17 +140,12 @@ def _about(pair: Pair, output: Output, sampling: SamplingParams) -> str:
 def _check_place(out: Path) -> None:
     if out.exists() and not out.is_file():
         raise InvalidRequest(f"--out {out} is a folder or a device; the name of a file is expected")
+    if out.is_file():
+        with out.open("rb") as file:
+            held = file.read(_HEAD)
+        if held and _TITLE not in held:
+            raise InvalidRequest(f"--out {out} holds something else than a trace; remove it or name another file")
     if not out.parent.is_dir():
         raise InvalidRequest(f"there is no folder {out.parent} for --out; make it first")
     if not os.access(out.parent, os.W_OK):
         raise InvalidRequest(f"the folder of --out, {out.parent}, cannot be written to; name another")
-
-
-def _write(out: Path, text: str) -> None:
-    """Writes all of the file or nothing."""
-    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8", newline="\n")
-        scratch.replace(out)
-    finally:
-        scratch.unlink(missing_ok=True)

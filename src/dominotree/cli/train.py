@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from dominotree.cli import common
+from dominotree.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from dominotree.generation import Stats
 
 app = typer.Typer(no_args_is_help=True)
 
 Target = Annotated[str, typer.Option("--target", "-t", help="Target: a named pair, a folder or a hub id.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: PyTorch's own choice.")]
 
 
 @app.callback()
@@ -33,8 +38,8 @@ def collect(
     batch: Annotated[int, typer.Option(min=1, help="Conversations decoded at a time.")] = 32,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many conversations.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    device: Device = "auto",
-    threads: Threads = None,
+    device: common.Device = "auto",
+    threads: common.Threads = None,
 ) -> None:
     """Let the target answer prompts: the corpus to fit a drafter on. Stop at any time, the same command goes
     on.
@@ -42,7 +47,6 @@ def collect(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     import dominotree as dt
-    from dominotree.errors import InvalidRequest
     from dominotree.train.collect import collect as collect_answers
     from dominotree.train.collect import read_prompts
 
@@ -62,7 +66,7 @@ def collect(
     )
     with Progress(*columns) as bar:
         task = bar.add_task("", total=len(conversations), rate=0.0)
-        held = collect_answers(
+        held, cut = collect_answers(
             pair,
             conversations,
             out,
@@ -72,6 +76,8 @@ def collect(
             seed=seed,
             report=lambda done, total, rate: bar.update(task, completed=done, rate=rate),
         )
+    if cut:
+        typer.echo(f"skipped the rest of {cut} conversations: too long for the target's context", err=True)
     typer.echo(f"{out}: answers to {held} conversations")
 
 
@@ -85,8 +91,8 @@ def evaluate(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
     limit: Annotated[int, typer.Option(min=1, help="Prompts of each file.")] = 8,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
-    device: Device = "auto",
-    threads: Threads = None,
+    device: common.Device = "auto",
+    threads: common.Threads = None,
 ) -> None:
     """Measure tau (tokens a round) by decoding first turns greedily, apart for answers that ended by
     themselves.
@@ -105,17 +111,19 @@ def evaluate(
                 pair.generate(c.turns[0], method=method, budget=budget, max_new_tokens=max_new_tokens)
                 for c in conversations
             ]
-            ended = [o.stats.mean_accepted for o in outputs if o.finish_reason == "stop"]
-            cut = [o.stats.mean_accepted for o in outputs if o.finish_reason != "stop"]
+            ended = [o.stats for o in outputs if o.finish_reason == "stop"]
+            cut = [o.stats for o in outputs if o.finish_reason != "stop"]
             typer.echo(
-                f"{Path(file).stem:<20} {method:<12} {_mean(ended + cut):>6} {len(ended):>6} "
-                f"{_mean(ended):>13} "
-                f"{len(cut):>4} {_mean(cut):>13}"
+                f"{Path(file).stem:<20} {method:<12} {_tau(ended + cut):>6} {len(ended):>6} "
+                f"{_tau(ended):>13} "
+                f"{len(cut):>4} {_tau(cut):>13}"
             )
 
 
-def _mean(values: list[float]) -> str:
-    return f"{sum(values) / len(values):.3f}" if values else "-"
+def _tau(answers: Sequence[Stats]) -> str:
+    """The mean over answers; one that its first token ended has no round."""
+    taus = [stats.mean_accepted for stats in answers if stats.rounds]
+    return f"{sum(taus) / len(taus):.3f}" if taus else "-"
 
 
 @app.command()
@@ -136,58 +144,72 @@ def fit(
     cache: Annotated[
         Path | None, typer.Option(help="Folder for the target's hidden states; default: features in --out.")
     ] = None,
-    held_out: Annotated[int, typer.Option(min=1, help="Sequences kept for evaluation.")] = 60,
-    device: Device = "auto",
+    held_out: Annotated[
+        int, typer.Option(min=0, help="Sequences kept for evaluation; 0: evaluate on what is trained on.")
+    ] = 60,
+    device: common.Device = "auto",
     bf16: Annotated[
         bool | None,
         typer.Option(
             "--bf16/--no-bf16", help="Compute in bf16 (weights and their sums stay fp32); default: where it is fast."
         ),
     ] = None,
-    threads: Threads = None,
+    threads: common.Threads = None,
     export: Annotated[
-        bool, typer.Option("--export", help="Train nothing: write the drafter of the run's last state.")
+        bool,
+        typer.Option("--export", help="Train nothing: write the run's last state as a drafter, to last in --out."),
     ] = False,
 ) -> None:
     """Train a Domino or DFlash drafter; stop it at any time, the same command goes on."""
     import torch
 
+    from dominotree.drafters.config import DrafterConfig
     from dominotree.hub import resolve_target
-    from dominotree.machine import cpu_has_bf16
-    from dominotree.train.fit import FitSettings
+    from dominotree.machine import parse_device, parse_dtype, set_threads
+    from dominotree.train.data import read_corpus
+    from dominotree.train.fit import FitSettings, read_state, write_drafter
     from dominotree.train.model_card import write_model_card
     from dominotree.train.prepare import DrafterShape, prepare, tensorboard_writer
 
+    log = out / "log.csv"
+    if export:
+        run, last = read_state(out), out / "last"
+        if not run:
+            raise InvalidRequest(f"No training run in {out}: expected state.pt; train first.")
+        write_drafter(last, DrafterConfig.from_dict(run["config"]), run["draft_tokens"], run["ema"])
+        write_model_card(last, target=target, run=run, corpus=read_corpus(data), log=log)
+        typer.echo(f"{last}: the drafter after step {run['step']}")
+        return
     shape_values, fit_values = _read_config(config)
     if projector is not None:
         shape_values["projector"] = projector
     if steps is not None:
         fit_values["steps"] = steps
-    if threads is not None:
-        torch.set_num_threads(threads)
-    where = _device(device)
+    settings = FitSettings.from_dict(fit_values)
+    shape = (DrafterShape.from_dict if init_from is None else DrafterShape.beside_init_from)(shape_values)
+    where = parse_device(device)
+    set_threads(threads)
     if bf16 is None:
-        bf16 = where != "cpu" or cpu_has_bf16()
-    settings = FitSettings.of_run(out) if export else FitSettings.from_dict(fit_values)
+        bf16 = parse_dtype("auto", where) == torch.bfloat16
+    figure = "held-out tau" if held_out else "tau on what it trains on"
     write_scalars = tensorboard_writer(out / "tensorboard")
 
     def on_log(row: dict[str, Any]) -> None:
         write_scalars(row)
         if "tau" in row or row["step"] % 10 == 0:
-            _say(row, settings.steps)
+            _say(row, settings.steps, figure)
 
     trainer = prepare(
         resolve_target(target),
         data,
         out,
         settings,
-        DrafterShape.from_dict(shape_values),
+        shape,
         init_from=init_from,
-        device=where,
+        device=str(where),
         bf16=bf16,
         held_out=held_out,
         cache=cache,
-        fill=not export,
         on_cache=lambda done, total, rate: typer.echo(f"features {done}/{total} sequences, {rate:.0f} tokens/s"),
         on_log=on_log,
     )
@@ -195,43 +217,23 @@ def fit(
         typer.echo(f"skipped {count} sequences: {reason}", err=True)
     arithmetic = "bfloat16" if bf16 else "float32"
     typer.echo(f"{trainer.cache.ready} sequences, weights float32, arithmetic {arithmetic}, step {trainer.step}")
-    if export:
-        trainer.export(out / "drafter")
-    else:
-        trainer.run()
-    write_model_card(
-        out / "drafter",
-        target=target,
-        config=trainer.model.config,
-        settings=settings,
-        corpus=trainer.cache.corpus,
-        log=out / "log.csv",
-        started_from=None if init_from is None else str(init_from),
-    )
-    typer.echo(f"{out / 'drafter'}: held-out tau {trainer.best_tau:.3f}")
+    trainer.run()
+    best = out / "drafter"
+    write_model_card(best, target=target, run=read_state(out), corpus=trainer.cache.corpus, log=log)
+    typer.echo(f"{best}: {figure} {trainer.best_tau:.3f}")
 
 
-def _say(row: dict[str, Any], steps: int) -> None:
+def _say(row: dict[str, Any], steps: int, figure: str) -> None:
     left = row["minutes"] / row["step"] * (steps - row["step"])
     text = f"step {row['step']}/{steps}  loss {row['loss']:.3f}  {row['anchors_per_s']:.0f} anchors/s"
     if "tau" in row:
-        text += f"  held-out tau {row['tau']:.3f} (base {row['base_tau']:.3f})"
+        text += f"  {figure} {row['tau']:.3f} (base {row['base_tau']:.3f})"
     typer.echo(f"{text}  {left:.0f} min left")
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return name
 
 
 def _read_config(file: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Tables [drafter] and [fit] of a TOML file."""
     import tomllib
-
-    from dominotree.errors import InvalidRequest
 
     if file is None:
         return {}, {}
@@ -239,7 +241,9 @@ def _read_config(file: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"Cannot read the training config {file} ({error}): expected TOML.") from error
-    unknown = sorted(values.keys() - {"drafter", "fit"})
-    if unknown:
-        raise InvalidRequest(f"Training config {file} has {unknown[0]!r}, expected tables [drafter] and [fit].")
-    return dict(values.get("drafter", {})), dict(values.get("fit", {}))
+    for name, value in values.items():
+        if name not in ("drafter", "fit") or not isinstance(value, dict):
+            raise InvalidRequest(
+                f"Training config {file} has {name} = {value!r:.40}, expected tables [drafter] and [fit]."
+            )
+    return values.get("drafter", {}), values.get("fit", {})

@@ -97,10 +97,12 @@ def _default_drafter(chosen: str) -> str | None:
 def _drafting(method: str | None, budget: int | None, pair: Pair) -> Drafting | None:
     """What is timed against plain decoding; None without a drafter."""
     drafting = pair.drafting(method, budget)
+    if method is not None and not drafting.kind.drafts:
+        raise InvalidRequest(f"method {method} does not draft, so there is nothing to examine; name one that does")
     if pair.drafter is None:
         return None
-    if not drafting.kind.drafts:
-        raise InvalidRequest(f"method {method} does not draft, so there is nothing to examine; name one that does")
+    if budget is not None:
+        drafting.kind.refuse_idle(["budget"])
     drafting.check(pair.drafter)
     return drafting
 

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dominotree.drafters.config import DrafterConfig
-from dominotree.errors import InvalidCheckpoint, ModelNotFound, UnsupportedModel
+from dominotree.errors import InvalidCheckpoint, UnsupportedModel
+from dominotree.files import weight_files
 
 __all__ = ["check_fits_target", "draft_token_ids", "expected_shapes", "read_checkpoint", "write_checkpoint"]
 
@@ -77,7 +78,7 @@ def read_checkpoint(folder: str | Path) -> tuple[DrafterConfig, dict[str, Tensor
     folder = Path(folder)
     config = DrafterConfig.from_file(folder)
     tensors: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         for name, tensor in _read_file(file).items():
             bare = _bare(name)
             if bare.endswith(_ROTARY):
@@ -165,25 +166,6 @@ def write_checkpoint(folder: str | Path, config: DrafterConfig, tensors: Mapping
             (scratch / name).replace(folder / name)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if not index.is_file():
-        raise ModelNotFound(f"No weights in {folder}: expected model.safetensors, or {index.name} with its shards.")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidCheckpoint(
-            f"{index} is no shard index, expected JSON with a weight_map: download it again."
-        ) from error
-    files = [folder / name for name in names]
-    for file in files:
-        if not file.is_file():
-            raise ModelNotFound(f"Drafter {folder} lacks {file.name}, named in {index.name}: download it again.")
-    return files
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ray import serve
 
 from dominotree.errors import InvalidRequest
+from dominotree.methods import Drafting
 from dominotree.pair import load
 from dominotree.serve.app import Settings, create_app
 from dominotree.serve.engine import Limits
@@ -64,6 +65,12 @@ class Options(BaseModel):
     gpus: float = Field(default=0.0, ge=0)
 
     @property
+    def drafting(self) -> dict[str, Any]:
+        """The options of drafting that were given, but for the method."""
+        values = {name: getattr(self, name) for name in ("budget", "candidates", "node_topk", "noise_aware")}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    @property
     def limits(self) -> Limits:
         """What one replica takes at once."""
         return Limits(
@@ -96,8 +103,8 @@ class Replica:
             context=options.context,
             exact=options.exact,
         )
-        chosen = {name: getattr(options, name) for name in ("candidates", "node_topk", "noise_aware")}
-        drafting = pair.drafting(options.method, options.budget, **{k: v for k, v in chosen.items() if v is not None})
+        drafting = pair.drafting(options.method, **options.drafting)
+        drafting.kind.refuse_idle(options.drafting)
         self._server = create_app(pair, drafting, options.limits, options.settings)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -121,6 +128,9 @@ def application(args: Mapping[str, Any] | Options) -> serve.Application:
         raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     limits = options.limits
     options.settings  # noqa: B018 - raises here rather than in a replica
+    drafting = Drafting(options.method or "ar", **options.drafting)
+    if options.method is not None:
+        drafting.kind.refuse_idle(options.drafting)
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         raise InvalidRequest(
             f"max_replicas is {options.max_replicas}; at least replicas, {options.replicas}, is expected"

@@ -27,7 +27,7 @@ from dominotree.drafters.checkpoint import check_fits_target
 from dominotree.drafters.dflash import Drafter
 from dominotree.errors import InvalidRequest, UnsupportedModel
 from dominotree.generation import Request
-from dominotree.methods import DEFAULT_CANDIDATES, Drafting
+from dominotree.methods import Drafting
 from dominotree.pair import Output, Pair, load_drafter
 from dominotree.sampling import SamplingParams
 from dominotree.targets.base import Target
@@ -52,7 +52,7 @@ def decoder(
     method: str | None = None,
     budget: int | None = None,
     *,
-    candidates: int = DEFAULT_CANDIDATES,
+    candidates: int | None = None,
     node_topk: int | None = None,
     noise_aware: bool = False,
     seed: int | None = None,
@@ -85,17 +85,20 @@ class TreeDecoding:
         drafter: DrafterSource | None,
         method: str | None,
         budget: int | None,
-        candidates: int,
+        candidates: int | None,
         node_topk: int | None,
         noise_aware: bool,
         seed: int | None,
         streamer: Any,
     ) -> None:
         self._source, self._method = drafter, method
-        self._drafting: dict[str, Any] = dict(
+        options: dict[str, Any] = dict(
             budget=budget, candidates=candidates, node_topk=node_topk, noise_aware=noise_aware
         )
-        Drafting(method or "ar", **self._drafting)  # what is wrong with these is said now
+        self._given = {name: value for name, value in options.items() if value is not None and value is not False}
+        drafting = Drafting(method or "ar", **self._given)  # what is wrong with these is said now
+        if method is not None:
+            drafting.kind.refuse_idle(self._given)
         self._seed, self._streamer = seed, streamer
         self._made: Pair | None = None
         self.outputs: list[Output] = []
@@ -122,12 +125,14 @@ class TreeDecoding:
             cache = None if batch > 1 else _Handed.of(model_kwargs, input_ids.shape[1], config)
             prompts = _prompts(input_ids, model_kwargs)
             steps = _Steps(logits_processor, stopping_criteria, config, pair.target)
+            drafting = pair.drafting(self._method, **self._given)
+            drafting.kind.refuse_idle(self._given)
             for i, prompt in enumerate(prompts):
                 steps.padding = input_ids[i, : input_ids.shape[1] - len(prompt)].tolist()
                 request = Request(
                     prompt,
                     steps.sampling(None if seed is None else seed + i, input_ids.shape[1]),
-                    pair.drafting(self._method, **self._drafting),
+                    drafting,
                     stopping=steps.stopping,
                 )
                 self.outputs.append(self._decode(pair, request, config.max_length, input_ids[i], cache, streamer))

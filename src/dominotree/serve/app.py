@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -52,6 +52,7 @@ _TEXT_THREADS = 2
 thread the memory that the longest text took there, and since they share the processor with the engine."""
 _ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize"),
+    *("/chat/completions", "/completions", "/models", "/models/{model}"),
     *("/methods", "/health", "/health/live", "/health/ready", "/metrics"),
 )
 
@@ -76,6 +77,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
             raise InvalidRequest("the API key is empty; give a text, or leave it out")
+        if self.api_key is not None and self.api_key != self.api_key.strip():
+            raise InvalidRequest("the API key begins or ends with white space, which clients cannot send; remove it")
         if self.model_name is not None and not self.model_name.strip():
             raise InvalidRequest("the model's name is empty; give a text, or leave it out")
         if any(not name.strip() for name in self.hosts):
@@ -107,10 +110,13 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _refuse_validation)
     app.add_exception_handler(HTTPException, _refuse_http)
     app.add_exception_handler(ApiError, _refuse)
-    app.add_api_route("/v1/chat/completions", service.chat, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/completions", service.complete, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/models", service.models, methods=["GET"])
-    app.add_api_route("/v1/models/{model:path}", service.model, methods=["GET"])
+    for prefix in ("/v1", ""):  # clients are told addresses with and without it
+        openai = APIRouter(prefix=prefix, include_in_schema=bool(prefix))
+        openai.add_api_route("/chat/completions", service.chat, methods=["POST"], response_model=None)
+        openai.add_api_route("/completions", service.complete, methods=["POST"], response_model=None)
+        openai.add_api_route("/models", service.models, methods=["GET"])
+        openai.add_api_route("/models/{model:path}", service.model, methods=["GET"])
+        app.include_router(openai)
     app.add_api_route("/tokenize", service.tokenize, methods=["POST"], response_model=None)
     app.add_api_route("/detokenize", service.detokenize, methods=["POST"], response_model=None)
     app.add_api_route("/methods", service.methods, methods=["GET"])
@@ -183,6 +189,8 @@ class Service:
 
     async def model(self, model: str) -> dict[str, Any]:
         """The model, if it is the one that is served."""
+        if not model:  # `/v1/models/`
+            return await self.models()
         self._check_model(model)
         return self._card()
 

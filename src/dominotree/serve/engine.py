@@ -16,7 +16,7 @@ from dominotree.errors import DominoTreeError, InvalidRequest
 from dominotree.generation import FinishReason, Generation, Request, Stats
 from dominotree.machine import set_threads
 from dominotree.methods import DEFAULT_CAP, Drafting
-from dominotree.pair import Pair
+from dominotree.pair import Pair, of_no_use
 from dominotree.sampling import SamplingParams, TokenLogprobs
 from dominotree.serve.errors import QueueFull, TimedOut, Unavailable
 from dominotree.serve.metrics import Metrics
@@ -158,9 +158,9 @@ class Limits:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("max_batch", 1), ("max_queue", 0), ("max_rows", 1)):
+        for name, low in (("max_batch", 1), ("max_queue", 0), ("max_rows", 1), ("context", 2)):
             value = getattr(self, name)
-            if value is None and name == "max_rows":
+            if value is None and name in ("max_rows", "context"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise InvalidRequest(f"{name} is {value!r}; an integer of at least {low} is expected")
@@ -201,7 +201,7 @@ class Engine:
             drafter = pair.drafter
         self.drafting.check(drafter)
         draft_length = drafter.draft_length if drafter is not None else 0
-        wanted = self.limits.context or DEFAULT_CONTEXT
+        wanted = DEFAULT_CONTEXT if self.limits.context is None else self.limits.context
         adaptive = pair._adaptive(drafter) if drafter is not None else None
         self.decoder = Decoder(
             pair.target,
@@ -220,6 +220,7 @@ class Engine:
         self._inbox = _Inbox()
         self._condition = threading.Condition()
         self._answers: list[Answer] = []
+        self._warned = False
         self._thread = threading.Thread(target=self._run, name="dominotree-engine", daemon=True)
         self.metrics.slots.set(self.limits.max_batch)
         self.metrics.kv_capacity.set(self.limits.max_batch * self.decoder.context)
@@ -310,6 +311,7 @@ class Engine:
             self._give_up(error)
         finally:
             self.metrics.up.set(0)
+            self.pair.keep_learned(self.decoder.adaptive)
 
     def _next(self) -> bool:
         """Takes in what the event loop wants, waiting while there is nothing to do; False when it is time to end."""
@@ -416,6 +418,10 @@ class Engine:
         answer.finished, answer.outcome = time.monotonic(), outcome
         self._answers.remove(answer)
         self._leave(1)
+        useless = of_no_use(answer.request.drafting.method, answer.stats)
+        if useless is not None and not self._warned:
+            self._warned = True
+            log.warning(useless)
         self.metrics.finished(answer)
 
     def _leave(self, answers: int) -> None:
@@ -474,17 +480,18 @@ def describe(answer: Answer) -> dict[str, Any]:
     rounds are the answer's tokens.
     """
     stats, drafting = answer.stats, answer.request.drafting
-    histogram = [0] * max(stats.accepted, default=0)
-    for committed in stats.accepted:
+    accepted = list(stats.accepted)  # the engine's thread may be adding to it
+    histogram = [0] * max(accepted, default=0)
+    for committed in accepted:
         histogram[committed - 1] += 1
     return {
         "method": drafting.method,
         "budget": drafting.most_nodes if drafting.kind.shape == "tree" else None,
         "seed": answer.seed,
-        "rounds": stats.rounds,
+        "rounds": len(accepted),
         "mean_accepted": round(stats.mean_accepted, 4),
         "accepted_histogram": histogram,
-        "accepted_drafts": sum(stats.accepted) - stats.rounds,
+        "accepted_drafts": sum(accepted) - len(accepted),
         "nodes": sum(stats.nodes),
         "prefill_s": round(stats.prefill_s, 6),
         "decode_s": round(stats.decode_s, 6),

@@ -53,7 +53,7 @@ class Gate:
         self._key = None if api_key is None else api_key.encode()
         self._routes = frozenset(routes)
         self._open_paths = _OPEN_PATHS | frozenset(open_paths)
-        self._hosts = frozenset(name.lower() for name in hosts)
+        self._hosts = frozenset(_host_name(name.strip()) for name in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI side."""
@@ -66,20 +66,23 @@ class Gate:
         details: dict[str, Any] = {}
         body = _Body(receive)
         scope.setdefault("state", {}).update(request_id=request_id, log=details)
-        status = 0
+        status, headless = 0, scope["method"] == "HEAD"  # which is GET without a body, on every route
+        inner = {**scope, "method": "GET"} if headless else scope
 
         async def tagged(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
+            elif headless:
+                message = {**message, "body": b""}
             await send(message)
 
         try:
             self._check_host(headers)
             self._check_key(scope, headers)
             whole = await self._read(headers, body)
-            await self._app(scope, _replay(whole, receive), tagged)
+            await self._app(inner, _replay(whole, receive), tagged)
         except ApiError as error:
             await body.drain()
             await _refuse(error, tagged)

@@ -237,10 +237,10 @@ class _Generate(_Body):
             same = {name: getattr(default, name) for name in ("budget", "candidates", "node_topk", "noise_aware")}
             chosen = {"method": default.method, **same, **chosen}
         drafting = pair.drafting(**chosen)
-        for name in sorted(drafting.kind.idle):
-            given = getattr(self, name)
-            if given is not None and given is not False:
-                raise InvalidRequest(f"{name} has no effect with method {drafting.method}; leave it out")
+        options = ("budget", "candidates", "node_topk", "noise_aware")
+        drafting.kind.refuse_idle(
+            name for name in options if (value := getattr(self, name)) is not None and value is not False
+        )
         return drafting
 
     def sampling(self, choice: int, context: int, processors: Sequence[LogitsProcessor] = ()) -> SamplingParams:
@@ -361,7 +361,10 @@ def call_schema(functions: Sequence[FunctionTool]) -> dict[str, Any]:
         if kind != "object":
             raise InvalidRequest(f"tools: the parameters of {function.name} have type {kind!r}; object is expected")
         place = f"tool{number}"
-        tables[place] = _moved(parameters, f"#/$defs/{place}")
+        try:
+            tables[place] = _moved(parameters, f"#/$defs/{place}")
+        except RecursionError:
+            raise InvalidRequest(f"tools: the parameters of {function.name} are nested too deep") from None
         form = {"name": {"const": function.name}, "arguments": {"$ref": f"#/$defs/{place}"}}
         calls.append({"type": "object", "properties": form, "required": list(form), "additionalProperties": False})
     return {"anyOf": calls, "$defs": tables}
@@ -369,6 +372,8 @@ def call_schema(functions: Sequence[FunctionTool]) -> dict[str, Any]:
 
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords of a schema that hold data, not schemas."""
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords that hold schemas by names of any kind."""
 
 
 def _moved(schema: Any, root: str) -> Any:
@@ -377,14 +382,15 @@ def _moved(schema: Any, root: str) -> Any:
         return [_moved(part, root) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        name: root + value[1:]
-        if name == "$ref" and isinstance(value, str) and value.startswith("#")
-        else value
-        if name in _DATA
-        else _moved(value, root)
-        for name, value in schema.items()
-    }
+    moved: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[name] = root + value[1:]
+        elif name in _NAMED and isinstance(value, dict):
+            moved[name] = {each: _moved(part, root) for each, part in value.items()}
+        else:
+            moved[name] = value if name in _DATA else _moved(value, root)
+    return moved
 
 
 class ChatRequest(_Generate):
@@ -456,7 +462,7 @@ class ChatRequest(_Generate):
     @property
     def callable_names(self) -> list[str]:
         """Those that are offered; none where the answer is JSON of another kind."""
-        if self.schema_wanted is not None and not self.forced_tools:
+        if not self.forced_tools and self.schema_wanted is not None:
             return []
         return [tool["function"]["name"] for tool in self.offered_tools]
 

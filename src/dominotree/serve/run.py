@@ -10,6 +10,8 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -21,6 +23,7 @@ from dominotree.errors import InvalidRequest
 log = logging.getLogger("dominotree.serve")
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_BACKLOG = 2048
 _MARGIN_S = 5.0
 _KEEP_ALIVE_S = 75
 """Longer than clients keep an idle connection, or a request could meet one that is just being closed here: uvicorn's
@@ -79,13 +82,19 @@ def listen(host: str = "127.0.0.1", port: int = 8000) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
+    with _may_be_taken(listener, host, port):
         listener.bind((host, port))
+    return listener
+
+
+@contextmanager
+def _may_be_taken(listener: socket.socket, host: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         listener.close()
         reason = error.strerror or error
         raise InvalidRequest(f"cannot listen on {host} port {port} ({reason}); choose another with --port") from error
-    return listener
 
 
 def serve(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, listener: socket.socket | None = None) -> None:
@@ -94,6 +103,8 @@ def serve(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, listener: 
     Raises `InvalidRequest` where the address cannot be had.
     """
     listener = listener or listen(host, port)
+    with _may_be_taken(listener, host, port):  # by a server that was started at the same time
+        listener.listen(_BACKLOG)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     log.info("listening", extra={"fields": {"address": address, **_about(app)}})
     if host not in _LOOPBACK and app.state.settings.api_key is None:

@@ -37,7 +37,7 @@ def page_paths() -> dict[str, Path]:
 def add_page(app: FastAPI) -> None:
     """Adds the page to a server's routes."""
     for path, file in page_paths().items():
-        app.add_api_route(path, _sender(file), methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
+        app.add_api_route(path, _sender(file), methods=["GET"], include_in_schema=False, response_model=None)
 
 
 def _sender(file: Path) -> Callable[[Request], Awaitable[Response]]:

@@ -51,6 +51,12 @@ class SlotCache:
             raise ValueError(f"slot {slot} is already free")
         insort(self.free, slot)
 
+    def clear(self, slot: int) -> None:
+        """Forgets what a slot holds, broken values too: NaN passes through masks that only multiply by 0."""
+        self.keys[:, slot] = 0
+        self.values[:, slot] = 0
+        self.lengths[slot] = 0
+
     def commit(self, slot: int, tail: Sequence[int]) -> None:
         """Appends the tail rows `tail` (offsets behind the committed columns, increasing) to what is committed."""
         start = self.lengths[slot]

@@ -51,15 +51,9 @@ class TargetConfig:
     @classmethod
     def read(cls, folder: Path) -> TargetConfig:
         """The config of the model in `folder`, stop tokens of its generation_config.json included."""
-        try:
-            config = json.loads((folder / "config.json").read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise UnsupportedModel(
-                f"{folder}/config.json cannot be read ({error}); a model folder needs one"
-            ) from error
-        generation = folder / "generation_config.json"
+        config, generation = _read_object(folder / "config.json"), folder / "generation_config.json"
         if generation.exists():
-            stop = json.loads(generation.read_text()).get("eos_token_id")
+            stop = _read_object(generation).get("eos_token_id")
             config = {**config, "eos_token_id": stop if stop is not None else config.get("eos_token_id")}
         return cls.from_dict(config)
 
@@ -102,6 +96,14 @@ class TargetConfig:
             mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         )
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return dict(found)
+    except (OSError, ValueError, TypeError) as error:
+        raise UnsupportedModel(f"{file} cannot be read ({error}); fetch the model again") from error
 
 
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from dominotree.targets.load import weight_files
+from dominotree.files import weight_files
 
 BLOCK = 32
 """Weights that common 4-bit formats quantise together."""

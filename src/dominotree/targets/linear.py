@@ -115,7 +115,7 @@ class Linear:
 
 class GrowingLinear:
     """A linear layer without bias whose output features are put in place one by one; the kernel gives the same bits as
-    a `Linear` that has them.
+    a `Linear` that has them, one whose weights are not rounded to int8.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
@@ -10,25 +9,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from dominotree.errors import UnsupportedModel
+from dominotree.files import weight_files
 from dominotree.machine import parse_dtype
 from dominotree.targets.base import Target
 from dominotree.targets.config import TargetConfig
 from dominotree.targets.decoder import DecoderTarget
 
 log = logging.getLogger("dominotree")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """`model.safetensors`, or the shards that its index names; raises `UnsupportedModel` where one is missing."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        if not (folder / name).exists():
-            raise UnsupportedModel(f"{folder / name} is missing; safetensors weights are expected there")
-    return [folder / name for name in names]
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

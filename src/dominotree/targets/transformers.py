@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import statistics
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +91,16 @@ class ModelCache(SlotCache):
         self.length = length
         self.lengths = [0] * slots
         self.free = list(range(slots))
-        self.sequences = [Cache(layers=[SlotLayer() for _ in range(layers)]) for _ in range(slots)]
+        self.sequences = [self._new_sequence(layers) for _ in range(slots)]
+
+    def clear(self, slot: int) -> None:
+        """See `SlotCache.clear`."""
+        self.sequences[slot] = self._new_sequence(len(self.sequences[slot].layers))
+        self.lengths[slot] = 0
+
+    @staticmethod
+    def _new_sequence(layers: int) -> Cache:
+        return Cache(layers=[SlotLayer() for _ in range(layers)])
 
     def at(self, slot: int, start: int) -> Any:
         """The slot's cache, set to write behind its first `start` columns."""
@@ -131,6 +141,7 @@ class TransformersTarget:
             raise UnsupportedModel(f"{_name(model)} {reason}")
         config = model.config.get_text_config(decoder=True)
         self.model, self._decoder_config = model, config
+        self._passes = threading.Lock()  # its hooks hear whoever runs the model
         head = model.get_output_embeddings()
         self._embedding, self._head_weight = model.get_input_embeddings(), head.weight
         self.vocab_size, self.hidden_size = head.weight.shape
@@ -214,7 +225,7 @@ class TransformersTarget:
         }
         if self._keeps_logits:
             given["logits_to_keep"] = 1 if last_only else 0
-        with self._listening(feature_layers) as heard:
+        with self._passes, self._listening(feature_layers) as heard:
             logits = self.model(**given).logits[0]
         if len(heard) < len(set(feature_layers)):
             raise UnsupportedModel(f"{_name(self.model)} does not let its layers be heard; is it compiled?")

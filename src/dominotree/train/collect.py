@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dominotree.train.data import CorpusError
+from dominotree.files import write_whole
+from dominotree.train.data import TOKEN_TYPES, CorpusError, difference, read_json, read_json_lines
 
 if TYPE_CHECKING:
     from dominotree.pair import Pair
@@ -38,16 +40,13 @@ def read_prompts(file: str | Path) -> list[Conversation]:
 
     A data set is written `hub:NAME[:CONFIG]:SPLIT:COLUMN`; its column holds a prompt, a list of turns, or a list of
     messages of which the user's are taken. `source`, or else the file's or data set's name, is what the model card
-    will call them. Raises `CorpusError` with file and line, or row.
+    will call them. Raises `CorpusError` with file and line, or row, and `InvalidRequest` for a file that cannot be
+    read.
     """
     if str(file).startswith(HUB):
         return _read_dataset(str(file))
     file = Path(file)
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"Cannot read prompts from {file} ({error}): expected a JSONL file.") from error
-    found = [_parse(line, f"{file} line {n}", file.stem) for n, line in enumerate(lines, 1) if line.strip()]
+    found = [_parse(values, where, file.stem) for where, values in read_json_lines(file)]
     if not found:
         raise CorpusError(f"{file} has no prompts: expected one JSON object a line.")
     return found
@@ -78,22 +77,23 @@ def _turns(value: object, where: str) -> tuple[str, ...]:
     turns = [value] if isinstance(value, str) else value
     if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
         turns = [turn.get("content") for turn in turns if turn.get("role") == "user"]
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise CorpusError(f"{where}: expected a prompt, a list of turns or a list of messages: {str(value)[:80]}")
+    if not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
+        raise CorpusError(f"{where}: expected a prompt, a list of turns or a list of messages: {value!r:.80}")
     return tuple(turns)
 
 
-def _parse(line: str, where: str, name: str) -> Conversation:
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise CorpusError(f"{where} is no JSON ({error}): correct or remove the line.") from error
+def _parse(values: object, where: str, name: str) -> Conversation:
     turns = None
     if isinstance(values, dict):
         turns = values.get("turns", [values["prompt"]] if "prompt" in values else None)
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
-        raise CorpusError(f'{where}: expected {{"prompt": "..."}} or {{"turns": ["..."]}}: {line.strip()[:80]}')
+    if not isinstance(values, dict) or not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
+        raise CorpusError(f'{where}: expected {{"prompt": "..."}} or {{"turns": ["..."]}}: {values!r:.80}')
     return Conversation(tuple(turns), str(values.get("source", name)))
+
+
+def _is_text(turn: object) -> bool:
+    """Whether it says anything and can be tokenized: half a surrogate pair cannot."""
+    return isinstance(turn, str) and turn != "" and not any("\ud800" <= letter <= "\udfff" for letter in turn)
 
 
 def collect(
@@ -106,13 +106,14 @@ def collect(
     batch: int = 8,
     seed: int = 0,
     report: Callable[[int, int, float], None] = lambda done, total, rate: None,
-) -> int:
-    """Append answers to the corpus in `out`, conversation by conversation; returns how many it then holds.
+) -> tuple[int, int]:
+    """Append answers to the corpus in `out`, conversation by conversation.
 
-    Conversation i is answered at `temperatures[i % len]` with seed `seed + i`, so a corpus does not depend on
+    Returns how many conversations it then holds, and how many of them end early: at a turn whose prompt fills the
+    context. Conversation i is answered at `temperatures[i % len]` with seed `seed + i`, so a corpus does not depend on
     when it was stopped. `batch` of them are handed over and kept together, `pair.max_batch` decoded at a time.
-    `report(done, total, tokens_per_second)` is called after each batch. What is there
-    already is gone on with; raises `CorpusError` when it was made with other settings.
+    `report(done, total, tokens_per_second)` is called after each batch. What is there already is gone on with; raises
+    `CorpusError` when it was made with other settings, or answers other conversations than the first of these.
     """
     store = _Store(
         Path(out),
@@ -123,15 +124,16 @@ def collect(
             "temperatures": list(temperatures),
             "seed": seed,
         },
+        conversations,
     )
     begun, tokens = time.monotonic(), 0
     for first in range(store.done, len(conversations), batch):
         part = range(first, min(first + batch, len(conversations)))
-        rows = _answer(pair, [conversations[i] for i in part], part, max_new_tokens, temperatures, seed)
-        store.append(rows, done=part.stop)
+        rows, cut = _answer(pair, [conversations[i] for i in part], part, max_new_tokens, temperatures, seed)
+        store.append(rows, done=part.stop, cut=cut)
         tokens += sum(row.answer_length for row in rows)
         report(part.stop, len(conversations), tokens / (time.monotonic() - begun))
-    return store.done
+    return store.done, store.cut
 
 
 @dataclass(frozen=True)
@@ -149,53 +151,75 @@ def _answer(
     max_new_tokens: int,
     temperatures: Sequence[float],
     seed: int,
-) -> list[_Row]:
-    """A row for every answered turn, a conversation's turns together."""
+) -> tuple[list[_Row], int]:
+    """A row for every answered turn, a conversation's turns together; how many conversations ended early."""
     from dominotree.generation import Request
-    from dominotree.methods import Drafting
     from dominotree.sampling import SamplingParams
 
-    drafting = Drafting(method="ar" if pair.drafter is None else "dominotree")
+    drafting = pair.drafting()
     heats = [temperatures[number % len(temperatures)] for number in numbers]
     messages: list[list[dict[str, str]]] = [[] for _ in conversations]
     rows: list[list[_Row]] = [[] for _ in conversations]
+    full: set[int] = set()
     for turn in range(max(len(conversation.turns) for conversation in conversations)):
-        asked = [i for i, conversation in enumerate(conversations) if len(conversation.turns) > turn]
-        requests = []
-        for i in asked:
-            messages[i].append({"role": "user", "content": conversations[i].turns[turn]})
+        requests: dict[int, Request] = {}
+        for i, conversation in enumerate(conversations):
+            if i in full or len(conversation.turns) <= turn:
+                continue
+            messages[i].append({"role": "user", "content": conversation.turns[turn]})
+            prompt = pair.prompt_ids(messages[i])
+            if len(prompt) >= pair.context:
+                full.add(i)
+                continue
             sampling = SamplingParams(temperature=heats[i], seed=seed + numbers[i], max_new_tokens=max_new_tokens)
-            requests.append(Request(pair.prompt_ids(messages[i]), sampling, drafting))
-        for i, request, done in zip(asked, requests, pair.decoder(requests).run(requests), strict=True):
+            requests[i] = Request(prompt, sampling, drafting)
+        if not requests:
+            break
+        asked = list(requests.values())
+        for (i, request), done in zip(requests.items(), pair.decoder(asked).run(asked), strict=True):
             answer = done.new_tokens
             rows[i].append(_Row([*request.prompt, *answer], len(answer), conversations[i].source, heats[i]))
             messages[i].append({"role": "assistant", "content": done.text})
-    return [row for of_one in rows for row in of_one]
+    return [row for of_one in rows for row in of_one], len(full)
+
+
+def _digest(conversations: Sequence[Conversation]) -> str:
+    """Tells conversations from any others."""
+    return hashlib.sha256(json.dumps([conversation.turns for conversation in conversations]).encode()).hexdigest()
 
 
 class _Store:
     """A corpus folder that grows; `corpus.json` counts what is complete, anything behind that is cut off."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self._folder, self._settings = folder, settings
-        self._dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[str(settings["dtype"])])
+    def __init__(self, folder: Path, settings: dict[str, Any], conversations: Sequence[Conversation]) -> None:
+        self._folder, self._settings, self._conversations = folder, settings, conversations
+        self._dtype = np.dtype(TOKEN_TYPES[settings["dtype"]])
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "corpus.json"
-        stored = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        stored = read_json(folder / "corpus.json")
         if not stored and (folder / "tokens.bin").exists():
             raise CorpusError(f"{folder} holds a corpus that was not made by `collect`: name another folder.")
-        for name, value in settings.items():
-            if stored and stored.get(name) != value:
-                raise CorpusError(
-                    f"The corpus {folder} was made with {name} {stored.get(name)}, now {value}: name another folder."
-                )
-        self.done = int(stored.get("conversations", 0))
+        different = difference(stored, settings) if stored else None
+        if different:
+            raise CorpusError(f"The corpus {folder} was made with {different}: name another folder.")
+        self.done, self.cut = int(stored.get("conversations", 0)), int(stored.get("cut", 0))
+        digest = _digest(conversations[: self.done])
+        if stored.get("prompts", digest) != digest:
+            raise CorpusError(
+                f"The corpus {folder} answers {self.done} prompts that are not the first of those given: give the same "
+                "ones first and new ones behind them, or name another folder."
+            )
         for name in ("tokens.bin", "index.jsonl"):
             with (folder / name).open("ab") as handle:
-                handle.truncate(int(stored.get(name, 0)))
+                size = int(stored.get(name, 0))
+                if handle.tell() < size:
+                    raise CorpusError(
+                        f"{folder / name} has {handle.tell()} bytes, corpus.json speaks of {size}: bring the whole "
+                        "file back, or name another folder."
+                    )
+                handle.truncate(size)
 
-    def append(self, rows: Sequence[_Row], done: int) -> None:
-        """Add rows; the first `done` conversations are then complete."""
+    def append(self, rows: Sequence[_Row], *, done: int, cut: int) -> None:
+        """Add rows; the first `done` conversations are then complete, `cut` of the new ones ended early."""
         tokens = np.array([token for row in rows for token in row.tokens], dtype=self._dtype)
         lines = [
             json.dumps([len(row.tokens) - row.answer_length, row.answer_length, row.source, row.temperature])
@@ -210,8 +234,6 @@ class _Store:
             with (self._folder / name).open("ab") as handle:
                 handle.write(piece)
                 sizes[name] = handle.tell()
-        scratch = self._folder / "corpus.json.tmp"
-        content = {**self._settings, "conversations": done, **sizes}
-        scratch.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        scratch.replace(self._folder / "corpus.json")
-        self.done = done
+        self.done, self.cut = done, self.cut + cut
+        counts = {"conversations": done, "cut": self.cut, "prompts": _digest(self._conversations[:done])}
+        write_whole(self._folder / "corpus.json", json.dumps(self._settings | counts | sizes, indent=2) + "\n")

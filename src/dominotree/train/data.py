@@ -8,8 +8,9 @@ source, temperature]`).
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,64 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dominotree.errors import DominoTreeError
+from dominotree.batch import read_lines
+from dominotree.errors import DominoTreeError, InvalidRequest
 
-__all__ = ["Corpus", "CorpusError", "Sample", "choose_draft_tokens", "read_corpus", "split_order"]
+__all__ = [
+    "TOKEN_TYPES",
+    "Corpus",
+    "CorpusError",
+    "Sample",
+    "choose_draft_tokens",
+    "difference",
+    "read_corpus",
+    "read_json",
+    "read_json_lines",
+    "split_order",
+]
+
+TOKEN_TYPES = {"uint16": "<u2", "uint32": "<u4"}
+"""What `corpus.json` may call the tokens' dtype."""
 
 
 class CorpusError(DominoTreeError):
     """A corpus that cannot be trained on; the message names the file and the line."""
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in `file`, empty where there is no file. Raises `CorpusError` naming a file that is damaged."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"{file} is damaged ({error}), expected JSON: restore it, or begin anew.") from error
+    if not isinstance(values, dict):
+        raise CorpusError(f"{file} holds a {type(values).__name__}, expected an object: restore it, or begin anew.")
+    return values
+
+
+def read_json_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    """Of each line that is not blank: where it stands, and its value.
+
+    Raises `CorpusError`, with file and line, for one that is no JSON in UTF-8, `InvalidRequest` for a file that cannot
+    be read.
+    """
+    for line in read_lines(file):
+        where = f"{file} line {line.number}"
+        try:
+            value = json.loads(line.text.decode())
+        except (ValueError, RecursionError) as error:
+            raise CorpusError(f"{where} is no JSON ({error}): correct or remove the line.") from error
+        yield where, value
+
+
+def difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """What `stored` has otherwise than `now`, the first of it, in words."""
+    for name, value in now.items():
+        if stored.get(name) != value:
+            return f"{name} {stored.get(name)!s:.60}, now {value!s:.60}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -57,6 +109,13 @@ class Corpus:
         piece = self.tokens[sample.start : sample.start + sample.length]
         return torch.from_numpy(piece.astype(np.int64))
 
+    def digest(self, count: int) -> int:
+        """Tells the first `count` sequences from any others, by their lengths and tokens."""
+        first = self.samples[:count]
+        lengths = np.array([(sample.start, sample.prompt_length, sample.length) for sample in first], dtype="<i8")
+        end = first[-1].start + first[-1].length if first else 0
+        return zlib.crc32(self.tokens[:end].data, zlib.crc32(lengths.data))
+
 
 def read_corpus(folder: str | Path, *, vocab_size: int | None = None, min_answer: int = 2) -> Corpus:
     """The corpus in `folder`, tokens memory-mapped.
@@ -74,17 +133,14 @@ def read_corpus(folder: str | Path, *, vocab_size: int | None = None, min_answer
     if tokens_file.stat().st_size % dtype.itemsize:
         raise CorpusError(f"{tokens_file} is cut off inside a token: collect the corpus again.")
     samples, skipped, start = [], Counter[str](), 0
-    with index_file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            sample = _parse(line, start, f"{index_file} line {number}")
-            start += sample.length
-            reason = _unusable(sample, min_answer)
-            if reason:
-                skipped[reason] += 1
-            else:
-                samples.append(sample)
+    for where, values in read_json_lines(index_file):
+        sample = _sample(values, start, where)
+        start += sample.length
+        reason = _unusable(sample, min_answer)
+        if reason:
+            skipped[reason] += 1
+        else:
+            samples.append(sample)
     held = tokens_file.stat().st_size // dtype.itemsize
     if held != start:
         raise CorpusError(f"{tokens_file} holds {held} tokens, {index_file.name} speaks of {start}: collect again.")
@@ -100,27 +156,19 @@ def read_corpus(folder: str | Path, *, vocab_size: int | None = None, min_answer
 
 
 def _token_dtype(folder: Path) -> np.dtype[Any]:
-    file = folder / "corpus.json"
-    if not file.is_file():
-        return np.dtype("<u2")
-    try:
-        name = json.loads(file.read_text(encoding="utf-8")).get("dtype", "uint16")
-        return np.dtype({"uint16": "<u2", "uint32": "<u4"}[name])
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise CorpusError(f"{file} is damaged: expected JSON with dtype uint16 or uint32; collect again.") from error
+    name = str(read_json(folder / "corpus.json").get("dtype", "uint16"))
+    if name not in TOKEN_TYPES:
+        raise CorpusError(f"{folder / 'corpus.json'} has dtype {name}, expected uint16 or uint32: collect again.")
+    return np.dtype(TOKEN_TYPES[name])
 
 
-def _parse(line: str, start: int, where: str) -> Sample:
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise CorpusError(f"{where} is no JSON ({error}): correct or remove the line and its tokens.") from error
+def _sample(values: Any, start: int, where: str) -> Sample:
     kinds: tuple[tuple[type, ...], ...] = ((int,), (int,), (str,), (int, float))
     if not isinstance(values, list) or len(values) != 4:
-        raise CorpusError(f"{where}: expected [prompt_tokens, answer_tokens, source, temperature]: {line.strip()[:80]}")
+        raise CorpusError(f"{where}: expected [prompt_tokens, answer_tokens, source, temperature]: {values!r:.80}")
     right = all(type(value) in kind for value, kind in zip(values, kinds, strict=True))
     if not right or min(values[:2]) < 0:
-        raise CorpusError(f"{where}: expected two counts, a name and a temperature: {line.strip()[:80]}")
+        raise CorpusError(f"{where}: expected two counts, a name and a temperature: {values!r:.80}")
     return Sample(start, values[0], values[1], values[2], float(values[3]))
 
 
@@ -159,9 +207,14 @@ def split_order(samples: Sequence[Sample], held_out: int) -> list[int]:
 def choose_draft_tokens(corpus: Corpus, size: int, always: Collection[int], vocab_size: int) -> Tensor:
     """The draft vocabulary: `always` (stop and special tokens) and the commonest tokens of the answers.
 
-    int64 `[size]`, increasing; ties fall to the smaller id. Idea and tensor names: EAGLE-3 (arXiv
-    2503.01840).
+    int64 `[size]`, increasing; ties fall to the smaller id. Raises `InvalidRequest` where `always` are more. Idea and
+    tensor names: EAGLE-3 (arXiv 2503.01840).
     """
+    if len(set(always)) > size:
+        raise InvalidRequest(
+            f"Drafter setting draft_vocab_size is {size}, expected at least {len(set(always))}, the target's stop and "
+            "special tokens, or 0 for all tokens."
+        )
     counts = np.zeros(vocab_size, dtype=np.int64)
     for sample in corpus.samples:
         answer = corpus.tokens[sample.start + sample.prompt_length : sample.start + sample.length]

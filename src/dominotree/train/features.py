@@ -1,16 +1,16 @@
 """The feature cache: what the target thinks at every position of the corpus, computed once and memory-mapped.
 
-A cache folder holds, row by row for the sequences in `order.npy`: `features.bin` (bf16, hidden states after
+A cache folder holds, row by row for its sequences in their order: `features.bin` (bf16, hidden states after
 the tapped layers), `soft_ids.bin` and `soft_probs.bin` (the target's `top_k` likeliest next tokens as draft
-ids, int32, and their probabilities, fp16, normalised over the draft vocabulary). `progress.json` counts the
-sequences that are complete, so a cache can be read while it grows, and goes on where it was stopped.
+ids, int32, and their probabilities, fp16, normalised over the draft vocabulary). `cache.json` has what it was made
+with and the order. `progress.json` counts the sequences that are complete, so a cache can be read while it grows, and
+goes on where it was stopped.
 """
 
 from __future__ import annotations
 
 import json
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dominotree.train.data import Corpus, CorpusError, Sample, split_order
+from dominotree.files import write_whole
+from dominotree.train.data import Corpus, CorpusError, Sample, difference, read_json, split_order
 from dominotree.train.target import TargetReader
 
-__all__ = ["CachedSample", "FeatureCache", "fill_cache"]
+__all__ = ["TOP_K", "CachedSample", "FeatureCache", "cached_draft_tokens", "fill_cache"]
+
+TOP_K = 32
+"""Likeliest tokens kept at each position."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,17 @@ class CachedSample:
     soft_probs: Tensor
 
 
-class FeatureCache:
-    """The cache in `folder` for `corpus`, created or grown as needed.
+def cached_draft_tokens(folder: str | Path) -> Tensor | None:
+    """The draft vocabulary of the cache in `folder`, int64 `[draft_vocab]`; None where it says none."""
+    tokens = read_json(Path(folder) / "cache.json").get("draft_tokens")
+    return torch.tensor(tokens) if isinstance(tokens, list) else None
 
-    Raises `CorpusError` when the folder was made with other settings or from another corpus.
+
+class FeatureCache:
+    """The cache in `folder` for `corpus`, created or grown as needed: a corpus may have grown since.
+
+    `target` is the fingerprint of the target's weights. Raises `CorpusError` when the folder was made with other
+    settings or from another corpus.
     """
 
     def __init__(
@@ -53,10 +64,11 @@ class FeatureCache:
         folder: str | Path,
         corpus: Corpus,
         *,
+        target: str,
         layer_ids: tuple[int, ...],
         hidden_size: int,
         draft_tokens: Tensor,
-        top_k: int = 32,
+        top_k: int = TOP_K,
         held_out: int = 60,
     ) -> None:
         self.folder, self.corpus, self.draft_tokens = Path(folder), corpus, draft_tokens
@@ -66,75 +78,63 @@ class FeatureCache:
                 "The corpus has 1 usable sequence, expected at least 2: one to train on and one held out; "
                 "collect more, or hold out 0."
             )
-        self.held_out = min(held_out, len(corpus.samples) // 2)
+        settings = {
+            "target": target,
+            "layer_ids": list(layer_ids),
+            "hidden_size": hidden_size,
+            "top_k": top_k,
+            "draft_tokens": draft_tokens.tolist(),
+            "held_out": held_out,
+        }
+        file = self.folder / "cache.json"
+        stored = read_json(file)
+        different = difference(stored, settings) if stored else None
+        if different:
+            raise self._misfit(f"was made with {different}")
+        samples = corpus.samples
+        self.held_out: int = stored.get("held_out_places", min(held_out, len(samples) // 2))
+        self.order = self._grown(stored["order"], stored["corpus"]) if stored else split_order(samples, self.held_out)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._agree(
-            {
-                "layer_ids": list(layer_ids),
-                "hidden_size": hidden_size,
-                "top_k": top_k,
-                "held_out": self.held_out,
-                "draft_tokens": zlib.crc32(draft_tokens.numpy().tobytes()),
-                "first_sample": zlib.crc32(corpus.read(corpus.samples[0]).numpy().tobytes()),
-            }
-        )
-        self.order = self._extend_order()
-        lengths = [corpus.samples[i].length for i in self.order]
+        grown = {"held_out_places": self.held_out, "corpus": corpus.digest(len(self.order)), "order": self.order}
+        write_whole(file, json.dumps(settings | grown))
+        lengths = [samples[i].length for i in self.order]
         self._rows = np.concatenate([[0], np.cumsum(lengths)])
         self._features = self._open("features.bin", "<u2", self.width)
         self._soft_ids = self._open("soft_ids.bin", "<i4", top_k)
         self._soft_probs = self._open("soft_probs.bin", "<f2", top_k)
 
-    def _agree(self, settings: dict[str, Any]) -> None:
-        file = self.folder / "cache.json"
-        if not file.exists():
-            file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-            return
-        stored = json.loads(file.read_text(encoding="utf-8"))
-        different = [name for name, value in settings.items() if stored.get(name) != value]
-        if different:
-            name = different[0]
-            raise CorpusError(
-                f"The feature cache {self.folder} was made with {name} {stored.get(name)}, now "
-                f"{settings[name]}: name "
-                "another folder, or delete this one."
-            )
+    def _misfit(self, why: str) -> CorpusError:
+        return CorpusError(f"The feature cache {self.folder} {why}: name another folder, or delete this one.")
 
-    def _extend_order(self) -> list[int]:
+    def _grown(self, order: list[int], digest: int) -> list[int]:
         """Sequences collected since come last, so that what is cached keeps its place; no seed changes what is held
         out, so that runs of different seeds compare.
         """
-        file = self.folder / "order.npy"
-        samples = self.corpus.samples
-        if not file.exists():
-            order = split_order(samples, self.held_out)
-        else:
-            order = [int(i) for i in np.load(file)]
-            if len(order) > len(samples):
-                raise CorpusError(
-                    f"The feature cache {self.folder} has {len(order)} sequences, the corpus {len(samples)}: "
-                    "name another folder, or delete this one."
-                )
-            if len(order) == len(samples):
-                return order
-            generator = torch.Generator().manual_seed(len(order))
-            order += (torch.randperm(len(samples) - len(order), generator=generator) + len(order)).tolist()
-        np.save(file, np.array(order))
-        return order
+        known, count = len(order), len(self.corpus.samples)
+        if known > count or self.corpus.digest(known) != digest:
+            raise self._misfit(f"is of a corpus whose first {known} sequences are not the first of this one")
+        generator = torch.Generator().manual_seed(known)
+        return order + (torch.randperm(count - known, generator=generator) + known).tolist()
 
     def _open(self, name: str, dtype: str, width: int) -> npt.NDArray[Any]:
         file, rows = self.folder / name, int(self._rows[-1])
-        size = rows * width * np.dtype(dtype).itemsize
+        row_bytes = width * np.dtype(dtype).itemsize
         with file.open("ab") as handle:  # a hole at the end: disk space is taken as rows are written
-            if handle.tell() < size:
-                handle.truncate(size)
+            if handle.tell() < self._rows[self.ready] * row_bytes:
+                raise self._misfit(f"lacks rows of {name} that progress.json counts")
+            if handle.tell() < rows * row_bytes:
+                handle.truncate(rows * row_bytes)
         return np.memmap(file, dtype=dtype, mode="r+", shape=(rows, width))
+
+    @property
+    def held_out_starts(self) -> list[int]:
+        """Where the sequences that are held out begin in the corpus."""
+        return [self.sample(place).start for place in range(self.held_out)]
 
     @property
     def ready(self) -> int:
         """Sequences, in order, that are complete; reads the disk, so another process may be filling."""
-        file = self.folder / "progress.json"
-        return int(json.loads(file.read_text(encoding="utf-8"))["sequences"]) if file.exists() else 0
+        return int(read_json(self.folder / "progress.json").get("sequences", 0))
 
     def sample(self, place: int) -> Sample:
         """The sequence at `place` in the order."""
@@ -163,9 +163,7 @@ class FeatureCache:
         """Declare the first `sequences` of the order complete, on the disk first."""
         for array in (self._features, self._soft_ids, self._soft_probs):
             array.flush()  # type: ignore[attr-defined]
-        scratch = self.folder / "progress.json.tmp"
-        scratch.write_text(json.dumps({"sequences": sequences}), encoding="utf-8")
-        scratch.replace(self.folder / "progress.json")
+        write_whole(self.folder / "progress.json", json.dumps({"sequences": sequences}))
 
 
 def fill_cache(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +26,9 @@ from dominotree.train.evaluate import FrozenTarget, HeldOut, block_inputs, evalu
 from dominotree.train.features import FeatureCache
 from dominotree.train.loss import Weighting, acceptance_weights, draft_loss, exponential_weights
 from dominotree.train.model import DrafterModel
+from dominotree.train.settings import Check, Settings, number, one_of, whole
 
-__all__ = ["FitSettings", "Trainer"]
+__all__ = ["FitSettings", "Trainer", "read_state", "write_drafter"]
 
 _COLUMNS = (
     "step", "anchors", "epoch", "sequences", "lr", "lambda", "loss", "nll", "base_nll", "grad_norm",
@@ -36,11 +37,10 @@ _COLUMNS = (
 
 
 _SEEN = 60
-_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
 
 
 @dataclass(frozen=True)
-class FitSettings:
+class FitSettings(Settings):
     """How to train. Learning rates are for Muon (matrices) and AdamW (the rest), both warmed up and decayed
     alike.
 
@@ -73,34 +73,20 @@ class FitSettings:
     seed: int = 0
     compile: bool = False
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> FitSettings:
-        """Settings by name; `InvalidRequest` names one that does not exist or is of the wrong kind."""
-        known = {field.name: field.type for field in fields(cls)}
-        for name, value in values.items():
-            if name not in known:
-                raise InvalidRequest(f"Training setting {name!r} does not exist: expected one of {', '.join(known)}.")
-            kinds = _KINDS[str(known[name])]
-            if not isinstance(value, kinds) or (isinstance(value, bool) and known[name] != "bool"):
-                raise InvalidRequest(f"Training setting {name} is {value!r}, expected {known[name]}.")
-        return cls(**values)
-
-    @classmethod
-    def of_run(cls, folder: str | Path) -> FitSettings:
-        """The settings of the run in `folder`; `InvalidRequest` where there is none."""
-        file = Path(folder) / "state.pt"
-        if not file.exists():
-            raise InvalidRequest(f"No training run in {folder}: expected {file.name}; train first.")
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return cls.from_dict(state["settings"])
+    noun = "Training"
+    checks: ClassVar[Mapping[str, Check]] = {
+        **dict.fromkeys(("steps", "packs", "sequences", "anchors", "eval_every"), whole(1)),
+        **dict.fromkeys(("warmup", "patience", "seed"), whole(0)),
+        **dict.fromkeys(("muon_lr", "adamw_lr", "weight_decay", "base_until", "alpha", "save_minutes"), number(0)),
+        **dict.fromkeys(("final_lr", "base_share", "soft_share", "ema"), number(0, 1)),
+        **dict.fromkeys(("clip", "gamma"), number(1e-6)),
+        "weighting": one_of("exponential", "acceptance"),
+        "compile": one_of(True, False),
+    }
 
     def weigh(self) -> Weighting:
         """The weights of draft depths that these settings name."""
-        if self.weighting == "exponential":
-            return exponential_weights(self.gamma)
-        if self.weighting == "acceptance":
-            return acceptance_weights(self.alpha)
-        raise InvalidRequest(f"Training setting weighting is {self.weighting!r}, expected exponential or acceptance.")
+        return exponential_weights(self.gamma) if self.weighting == "exponential" else acceptance_weights(self.alpha)
 
     def lr_share(self, step: int) -> float:
         """The learning rate at `step` as a share of its peak: linear warm-up, then cosine to `final_lr`."""
@@ -114,10 +100,38 @@ class FitSettings:
         return self.base_share * max(0.0, 1 - step / max(1.0, self.base_until * self.steps))
 
 
+def read_state(folder: str | Path) -> dict[str, Any]:
+    """What the run in `folder` saved last, tensors memory-mapped; empty where there is none.
+
+    Raises `InvalidRequest` for a run that does not say which tokens it drafts.
+    """
+    file = Path(folder) / "state.pt"
+    if not file.exists():
+        return {}
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    if "draft_tokens" not in state:
+        raise InvalidRequest(
+            f"The run in {folder} is of an earlier version, expected one whose {file.name} has its draft tokens: begin "
+            f"another with --init-from {file.parent / 'drafter'}."
+        )
+    return state
+
+
+def write_drafter(
+    folder: str | Path, config: DrafterConfig, draft_tokens: Tensor, weights: Mapping[str, Tensor]
+) -> None:
+    """Write a drafter in the released form, bf16; `draft_tokens` int64 `[draft_vocab]`."""
+    tensors = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
+    if config.draft_vocab_size is not None:
+        tensors["d2t"] = draft_tokens - torch.arange(len(draft_tokens))
+        tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, draft_tokens, True)
+    write_checkpoint(folder, config, tensors)
+
+
 class Trainer:
     """One training run in `folder`: `state.pt` to resume from, `log.csv`, and the best drafter in `drafter/`.
 
-    A run found in `folder` is gone on with, to the same steps and losses. Sequences from the cache's
+    A run found in `folder` (see `prepare`) is gone on with, to the same steps and losses. Sequences from the cache's
     `held_out` on are trained on as they become ready.
     """
 
@@ -129,10 +143,11 @@ class Trainer:
         cache: FeatureCache,
         settings: FitSettings,
         *,
+        started_from: str | None = None,
         on_log: Callable[[dict[str, Any]], None] = lambda row: None,
     ) -> None:
         self.folder, self.model, self.frozen, self.cache = Path(folder), model, frozen, cache
-        self.settings, self.on_log = settings, on_log
+        self.settings, self.started_from, self.on_log = settings, started_from, on_log
         self.device = frozen.lm_head.device
         self.model.to(self.device)
         self.step, self.anchors, self.best_tau, self.stale, self.seconds = 0, 0, 0.0, 0, 0.0
@@ -221,7 +236,7 @@ class Trainer:
     def run(self) -> HeldOut:
         """Train to the end of the schedule, or until patience runs out; returns the last evaluation."""
         settings, result, saved = self.settings, None, time.monotonic()
-        while self.step < settings.steps:
+        while self.step < settings.steps and not 0 < settings.patience <= self.stale:
             row = self.train_step()
             evaluated = self.step % settings.eval_every == 0 or self.step == settings.steps
             if evaluated:
@@ -236,8 +251,6 @@ class Trainer:
             if evaluated or time.monotonic() - saved > 60 * settings.save_minutes:
                 self.save()
                 saved = time.monotonic()
-            if settings.patience and self.stale >= settings.patience:
-                break
         return result or self.evaluate()
 
     def evaluate(self) -> HeldOut:
@@ -262,16 +275,7 @@ class Trainer:
         self.stale = 0 if result.tau > self.best_tau else self.stale + 1
         if result.tau > self.best_tau:
             self.best_tau = result.tau
-            self.export(self.folder / "drafter")
-
-    def export(self, folder: str | Path) -> None:
-        """Write the averaged weights in the released form, bf16."""
-        config, ids = self.model.config, self.cache.draft_tokens
-        tensors = {name: weight.to(torch.bfloat16) for name, weight in self.ema.items()}
-        if config.draft_vocab_size is not None:
-            tensors["d2t"] = ids - torch.arange(len(ids))
-            tensors["t2d"] = torch.zeros(config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-        write_checkpoint(folder, config, tensors)
+            write_drafter(self.folder / "drafter", self.model.config, self.cache.draft_tokens, self.ema)
 
     # What is kept
 
@@ -280,6 +284,9 @@ class Trainer:
         state = {
             "settings": asdict(self.settings),
             "config": self.model.config.to_dict(),
+            "draft_tokens": self.cache.draft_tokens,
+            "held_out": self.cache.held_out_starts,
+            "started_from": self.started_from,
             "step": self.step,
             "anchors": self.anchors,
             "best_tau": self.best_tau,
@@ -296,16 +303,12 @@ class Trainer:
 
     def _resume(self) -> None:
         state = torch.load(self.folder / "state.pt", map_location=self.device, weights_only=True)
-        if DrafterConfig.from_dict(state["config"]) != self.model.config:
-            raise InvalidRequest(
-                f"The run in {self.folder} trains another drafter shape: name another folder, or give its own settings."
-            )
         self._put(state["model"])
         self.ema = state["ema"]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step, self.anchors, self.best_tau = state["step"], state["anchors"], state["best_tau"]
-        self.stale, self.seconds = state["stale"], state["seconds"]
+        self.stale, self.seconds, self.started_from = state["stale"], state["seconds"], state["started_from"]
         self.deck.resume(state["deck"])
         self._cut_log()
 

@@ -5,46 +5,35 @@ from __future__ import annotations
 import csv
 import platform
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dominotree import __version__
 from dominotree.drafters.config import DrafterConfig
+from dominotree.files import write_whole
 from dominotree.train.data import Corpus
-from dominotree.train.fit import FitSettings
 
-__all__ = ["LICENCES", "write_model_card"]
-
-LICENCES = {
-    "gsm8k": ("GSM8K, train part", "MIT"),
-    "mbpp": ("MBPP, train part", "CC BY 4.0"),
-    "alpaca": ("Stanford Alpaca instructions", "CC BY-NC 4.0 (non-commercial)"),
-    "code": ("Code Alpaca instructions", "CC BY-NC 4.0 (non-commercial)"),
-    "seed": ("self-instruct seed tasks", "Apache-2.0"),
-}
-"""Where prompts of a corpus come from, by the source name in its index, and under which licence."""
+__all__ = ["write_model_card"]
 
 
 def write_model_card(
-    folder: str | Path,
-    *,
-    target: str,
-    config: DrafterConfig,
-    settings: FitSettings,
-    corpus: Corpus,
-    log: str | Path,
-    started_from: str | None,
+    folder: str | Path, *, target: str, run: Mapping[str, Any], corpus: Corpus, log: str | Path
 ) -> None:
-    """Write `folder/README.md`: shape, data with licences, settings, learning curve and tau from `log`."""
-    kind = "Domino" if config.is_domino else "DFlash"
+    """Write `folder/README.md`: shape, data, settings, learning curve and tau from `log`.
+
+    `run` is what `fit.read_state` gives. The licences of prompts are not told: a source's name in a corpus says nothing
+    sure about whose they are.
+    """
+    config = DrafterConfig.from_dict(run["config"])
+    kind, answers = "Domino" if config.is_domino else "DFlash", "held-out" if run["held_out"] else "trained-on"
     text = f"""# {kind} drafter for {target}
 
 Proposes tokens for speculative decoding of `{target}`; of no use without it, which lends embedding and head.
 Trained by `dominotree train fit` (dominotree {__version__}, torch {torch.__version__}, {platform.machine()}),
-started from {started_from or "random weights"}.
+started from {run["started_from"] or "random weights"}.
 
 ## Shape
 
@@ -53,7 +42,7 @@ started from {started_from or "random weights"}.
 ## Data
 
 The target's own answers to prompts of these sources; only they were trained on, not the sources' reference
-answers.
+answers. A drafter inherits what its prompts allow: their licences are not known here, whoever made the corpus knows.
 
 {_data_table(corpus)}
 
@@ -61,19 +50,17 @@ answers.
 
 ## Training
 
-{_table(("setting", "value"), asdict(settings))}
+{_table(("setting", "value"), run["settings"])}
 
-## Held-out acceptance
+## {answers.capitalize()} acceptance
 
-Tokens a round, the target's own one included, when the drafter's greedy chain follows held-out answers
+Tokens a round, the target's own one included, when the drafter's greedy chain follows {answers} answers
 (teacher forcing; for greedy answers this is what decoding a chain at temperature 0 gives). `tau` with the
 correction, `base tau` without; trees accept more.
 
 {_curve(Path(log))}
 """
-    scratch = Path(folder) / "README.md.tmp"
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(Path(folder) / "README.md")
+    write_whole(Path(folder) / "README.md", text)
 
 
 def _table(head: tuple[str, str], rows: dict[str, object], skip: Collection[str] = ()) -> str:
@@ -88,8 +75,7 @@ def _data_table(corpus: Corpus) -> str:
         tokens[sample.source] += sample.answer_length
     lines = ["| source | licence of the prompts | answers | answer tokens |", "|---|---|---|---|"]
     for source, count in answers.most_common():
-        name, licence = LICENCES.get(source, (source, "not known to dominotree: see whoever made the corpus"))
-        lines.append(f"| {name} | {licence} | {count} | {tokens[source]} |")
+        lines.append(f"| {source} | licence not known | {count} | {tokens[source]} |")
     return "\n".join(lines)
 
 

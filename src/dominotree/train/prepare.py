@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,20 +16,29 @@ from dominotree.drafters.checkpoint import check_fits_target, draft_token_ids, r
 from dominotree.drafters.config import DrafterConfig, evenly_spaced_layers
 from dominotree.errors import InvalidRequest
 from dominotree.targets.fingerprint import fingerprint
-from dominotree.train.data import Corpus, choose_draft_tokens, read_corpus
+from dominotree.train.data import Corpus, CorpusError, choose_draft_tokens, difference, read_corpus
 from dominotree.train.evaluate import FrozenTarget
-from dominotree.train.features import FeatureCache, fill_cache
-from dominotree.train.fit import FitSettings, Trainer
+from dominotree.train.features import TOP_K, FeatureCache, cached_draft_tokens, fill_cache
+from dominotree.train.fit import FitSettings, Trainer, read_state
 from dominotree.train.model import DrafterModel
+from dominotree.train.settings import Check, Settings, one_of, whole
 from dominotree.train.target import TargetReader, load_target_reader
 
 __all__ = ["DrafterShape", "prepare", "tensorboard_writer"]
 
 
+def _is_layers(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and all(type(i) is int and i >= 0 for i in value)
+
+
+def _is_vocabulary(value: object) -> bool:
+    return type(value) is int and (value == 0 or value >= TOP_K)
+
+
 @dataclass(frozen=True)
-class DrafterShape:
+class DrafterShape(Settings):
     """What may be chosen of a new drafter; the rest follows from the target. None: worked out from target and
-    corpus.
+    corpus; for the projector, "domino" or what a given drafter has.
 
     `draft_vocab_size` 0 scores the whole vocabulary, which other implementations of the format understand. Otherwise up
     to `context_vocab_size` tokens are scored besides that the text so far holds and the draft vocabulary lacks.
@@ -37,26 +46,36 @@ class DrafterShape:
 
     layers: int = 3
     block_size: int = 8
-    projector: str = "domino"
+    projector: str | None = None
     gru_hidden_dim: int = 256
     emb_dim: int = 128
     pure_draft_prefix_len: int = 1
     shift_label: bool = True
     draft_vocab_size: int = 8192
     context_vocab_size: int = 256
-    target_layer_ids: tuple[int, ...] | None = None
+    target_layer_ids: Sequence[int] | None = None
     intermediate_size: int | None = None
     mask_token_id: int | None = None
 
+    noun = "Drafter"
+    checks: ClassVar[Mapping[str, Check]] = {
+        **dict.fromkeys(("layers", "block_size", "gru_hidden_dim", "emb_dim", "intermediate_size"), whole(1)),
+        **dict.fromkeys(("pure_draft_prefix_len", "context_vocab_size", "mask_token_id"), whole(0)),
+        "projector": one_of("domino", "none"),
+        "shift_label": one_of(True, False),
+        "draft_vocab_size": (_is_vocabulary, f"a whole number of at least {TOP_K}, or 0 for all tokens"),
+        "target_layer_ids": (_is_layers, "a list of layer numbers counted from 0"),
+    }
+
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> DrafterShape:
-        """A shape by field names; `InvalidRequest` names one that does not exist."""
-        known = [field.name for field in fields(cls)]
+    def beside_init_from(cls, values: Mapping[str, Any]) -> Self:
+        """What may be chosen beside a drafter to start from; `InvalidRequest` names what has no effect there."""
         for name in values:
-            if name not in known:
-                raise InvalidRequest(f"Drafter setting {name!r} does not exist: expected one of {', '.join(known)}.")
-        ids = values.get("target_layer_ids")
-        return cls(**{**values, "target_layer_ids": None if ids is None else tuple(ids)})
+            if name in cls.checks and name not in ("projector", "context_vocab_size"):
+                raise InvalidRequest(
+                    f"Drafter setting {name!r} has no effect with --init-from, which brings its shape: leave it out."
+                )
+        return cls.from_dict(values)
 
 
 def prepare(
@@ -77,45 +96,76 @@ def prepare(
 ) -> Trainer:
     """Everything a run needs, features cached in `cache` (by default `out/features`).
 
-    A run found in `out` is gone on with. `init_from` is a drafter folder whose weights, shape and vocabulary
-    are the start; with the projector "none", those of its backbone. Without `fill` only what is cached already
-    is trained on. Raises `CorpusError`, `InvalidRequest` and `InvalidCheckpoint`.
+    A run found in `out` is gone on with: its draft vocabulary, mask token and held-out sequences stay, however the
+    corpus has grown. A new run takes the draft vocabulary of a cache that is there already. `init_from` is a drafter
+    folder whose weights, shape and vocabulary are the start; with the projector "none", those of its backbone. Without
+    `fill` only what is cached already is trained on. Raises `CorpusError`, `InvalidRequest`, `InvalidCheckpoint` and
+    `UnsupportedModel`.
     """
+    state, mark = read_state(out), fingerprint(Path(target_folder))
+    begun = DrafterConfig.from_dict(state["config"]) if state else None
+    if begun is not None and shape.mask_token_id is None:
+        shape = replace(shape, mask_token_id=begun.mask_token_id)
+    folder = Path(out) / "features" if cache is None else Path(cache)
     target = load_target_reader(target_folder, device=device)
-    vocab = target.embedding.shape[0]
+    vocab, hidden = target.embedding.shape
     corpus = read_corpus(data, vocab_size=vocab)
-    model, draft_tokens = _start(target, corpus, shape, init_from, settings.seed)
-    config = model.config = replace(model.config, target_fingerprint=fingerprint(Path(target_folder)))
+    model, draft_tokens = _start(target, corpus, shape, init_from, settings.seed, cached_draft_tokens(folder))
+    config = model.config = replace(model.config, target_fingerprint=mark)
+    if begun is not None:
+        different = difference(asdict(begun), asdict(config))
+        if different:
+            raise InvalidRequest(
+                f"The run in {out} was begun with {different}: name another folder, or give its own settings."
+            )
+        draft_tokens = state["draft_tokens"].clone()  # the file will be replaced
+    check_fits_target(
+        config,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        num_layers=target.num_layers,
+        stop_token_ids=target.stop_token_ids,
+        draft_tokens=None if config.draft_vocab_size is None else draft_tokens,
+    )
     features = FeatureCache(
-        Path(out) / "features" if cache is None else cache,
+        folder,
         corpus,
+        target=mark,
         layer_ids=config.target_layer_ids,
-        hidden_size=config.hidden_size,
+        hidden_size=hidden,
         draft_tokens=draft_tokens,
         held_out=held_out,
     )
+    if begun is not None and state["held_out"] != features.held_out_starts:
+        raise CorpusError(
+            f"The run in {out} holds out other sequences than its feature cache {folder}: bring back the cache that it "
+            "was begun with, or name another folder for the run."
+        )
     if fill:
         fill_cache(features, target, report=on_cache)
     frozen = _freeze(target, draft_tokens, config.context_vocab_size, bf16)
-    return Trainer(out, model, frozen, features, settings, on_log=on_log)
+    started_from = None if init_from is None else str(init_from)
+    return Trainer(out, model, frozen, features, settings, started_from=started_from, on_log=on_log)
 
 
 def _start(
-    target: TargetReader, corpus: Corpus, shape: DrafterShape, init_from: str | Path | None, seed: int
+    target: TargetReader,
+    corpus: Corpus,
+    shape: DrafterShape,
+    init_from: str | Path | None,
+    seed: int,
+    cached: Tensor | None,
 ) -> tuple[DrafterModel, Tensor]:
-    """The untrained, or the given, drafter and the token ids it scores."""
-    vocab, hidden = target.embedding.shape
+    """The untrained, or the given, drafter and the token ids it scores: `cached` ones for as many new ones."""
+    vocab = target.embedding.shape[0]
     if init_from is not None:
         config, tensors = read_checkpoint(init_from)
         ids = draft_token_ids(tensors)
-        check_fits_target(
-            config,
-            hidden_size=hidden,
-            vocab_size=vocab,
-            num_layers=target.num_layers,
-            stop_token_ids=target.stop_token_ids,
-            draft_tokens=ids,
-        )
+        if shape.projector == "domino" and not config.is_domino:
+            raise InvalidRequest(
+                f"The drafter {init_from} is plain DFlash, expected a Domino one for projector domino: leave projector "
+                "out, or start from a Domino drafter."
+            )
         left_out: tuple[str, ...] = ("d2t", "t2d")
         if shape.projector == "none" and config.is_domino:
             left_out += ("prefix_gru.", "embed_proj.")
@@ -127,6 +177,8 @@ def _start(
     config = new_config(target, corpus, shape)
     model = DrafterModel(config)
     model.initialize(seed)
+    if cached is not None and len(cached) == config.scored_vocab_size:
+        return model, cached
     if config.draft_vocab_size is None:
         return model, torch.arange(vocab)
     return model, choose_draft_tokens(corpus, config.draft_vocab_size, target.special_token_ids, vocab)
@@ -134,10 +186,8 @@ def _start(
 
 def new_config(target: TargetReader, corpus: Corpus, shape: DrafterShape) -> DrafterConfig:
     """The config of a new drafter: heads, widths and rotary base are the target's."""
-    if shape.projector not in ("domino", "none"):
-        raise InvalidRequest(f"Drafter setting projector is {shape.projector!r}, expected domino or none.")
     vocab, hidden = target.embedding.shape
-    domino = shape.projector == "domino"
+    domino = shape.projector != "none"
     given = target.sizes
     released = {
         "hidden_size": hidden,
@@ -186,9 +236,12 @@ def tensorboard_writer(folder: str | Path) -> Callable[[dict[str, Any]], None]:
         return lambda row: None
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(str(folder))
+    writer: SummaryWriter | None = None
 
     def write(row: dict[str, Any]) -> None:
+        nonlocal writer
+        if writer is None:  # a resumed run makes some steps again: what is there of them is hidden
+            writer = SummaryWriter(str(folder), purge_step=row["step"])
         for name, value in row.items():
             if isinstance(value, (int, float)) and name != "step":
                 writer.add_scalar(name, value, row["step"])

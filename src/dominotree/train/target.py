@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dominotree.errors import UnsupportedModel
-from dominotree.machine import cpu_has_bf16
+from dominotree.machine import parse_dtype
 
 __all__ = ["TargetReader", "load_target_reader"]
 
@@ -74,14 +74,20 @@ def _embeds_plainly(model: Any) -> bool:
 
 
 def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetReader:
-    """Load the target in `folder` (Hugging Face form) on `device`: in bf16, in fp32 on a processor that emulates bf16.
+    """Load the target in `folder` (Hugging Face form) on `device`: in bf16, in fp32 where bf16 is emulated.
 
-    Raises `UnsupportedModel` where logits are not simply `head` times the last hidden state.
+    Raises `UnsupportedModel` for what transformers cannot load by itself, for a decoder that is not built like Llama's,
+    and where logits are not simply `head` times the last hidden state.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    dtype = torch.float32 if device == "cpu" and not cpu_has_bf16() else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).to(device).eval()
+    dtype = parse_dtype("auto", torch.device(device))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False)
+    except Exception as error:  # whatever a model's own code raises
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UnsupportedModel(f"transformers cannot load {folder} ({reason}): name another target.") from error
+    model = model.to(device).eval()
     model.requires_grad_(False)
     config = model.config
     for scaled in ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier"):
@@ -89,6 +95,13 @@ def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetRead
             raise UnsupportedModel(
                 f"The target {folder} has {scaled}, expected plain embedding and head: no drafter can be trained."
             )
+    if not hasattr(getattr(model, "model", None), "layers"):
+        raise UnsupportedModel(
+            f"The target {folder} is a {type(model).__name__} without model.layers, expected a decoder built like "
+            "Llama's: no drafter can be trained."
+        )
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise UnsupportedModel(f"The target {folder} has a bias in its head, expected none: no drafter can be trained.")
     if not _embeds_plainly(model):
         raise UnsupportedModel(
             f"The target {folder} scales or shifts its embeddings, expected its layers to read them as they are: no "
@@ -96,7 +109,7 @@ def load_target_reader(folder: str | Path, *, device: str = "cpu") -> TargetRead
         )
     special: set[int] = set()
     if any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        special = set(AutoTokenizer.from_pretrained(str(folder)).all_special_ids)
+        special = set(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).all_special_ids)
     stops = model.generation_config.eos_token_id
     stops = stops if isinstance(stops, list) else [stops] if stops is not None else []
     rope = getattr(config, "rope_parameters", None) or {}

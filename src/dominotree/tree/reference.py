@@ -47,7 +47,7 @@ def _grow(scorer: Scorer, b: int, root: Tensor, budget: int, children: int, dept
     heap: list[tuple[float, int, int, int]] = []  # negated score, depth, parent, place: the tie rule itself
 
     def offer_children(parent: int, depth: int, state: Tensor, score: float) -> None:
-        log_prob = scorer.log_probs_at([b], [depth], state)[0].cpu().numpy()
+        log_prob = scorer.log_probs_at(b, depth, state).cpu().numpy()
         places = np.sort(np.argsort(-log_prob, kind="stable")[:children])
         scores = np.float32(score) + log_prob[places]
         best = np.argsort(-scores, kind="stable")[:budget]

@@ -1,10 +1,7 @@
 """How the nodes of a tree are scored: the three scorers of the ablation (DominoTree, arXiv 2607.08642)."""
 
-from collections.abc import Sequence
-from itertools import groupby
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,8 +39,8 @@ class Scorer(Protocol):
         """Log-probabilities of the candidates of `depth`, fp32 `[B, L, M]`, for states `[B, L, S]`."""
         ...
 
-    def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
-        """The same for L lanes anywhere, fp32 `[L, M]`: `state [L, S]`, lane i proposing at `depth[i]`."""
+    def log_probs_at(self, sequence: int, depth: int, state: Tensor) -> Tensor:
+        """The same for one lane of one sequence, fp32 `[M]`, for its state `[1, S]`."""
         ...
 
     def trie(self) -> Trie | None:
@@ -76,9 +73,9 @@ class SharedScorer:
         """Log-probabilities `[B, L, M]` of the candidates of `depth`."""
         return self._log_prob[:, depth, None].expand(-1, state.shape[1], -1)
 
-    def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
-        """Log-probabilities `[L, M]` of lanes anywhere."""
-        return self._log_prob.flatten(0, 1).index_select(0, _flat(sequence, depth, self._log_prob))
+    def log_probs_at(self, sequence: int, depth: int, state: Tensor) -> Tensor:
+        """Log-probabilities `[M]` of one lane."""
+        return self._log_prob[sequence, depth]
 
     def trie(self) -> Trie | None:
         """See `Scorer.trie`."""
@@ -182,15 +179,18 @@ class ConditionalScorer:
             corrected = torch.baddbmm(logits, inner, self._candidate_rows[:, depth])
         return torch.log_softmax(corrected, dim=-1)
 
-    def log_probs_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
-        """Log-probabilities `[L, M]` of lanes anywhere, those of one sequence and depth best in a row."""
-        shallow = [i for i, d in enumerate(depth) if d < self._prefix]
-        if len(shallow) == len(depth):
+    def log_probs_at(self, sequence: int, depth: int, state: Tensor) -> Tensor:
+        """Log-probabilities `[M]` of one lane."""
+        if depth < self._prefix:
             return self._prefix_log_prob[sequence, depth]
-        log_prob = torch.log_softmax(self._corrected_at(sequence, depth, state), dim=-1)
-        for i in shallow:
-            log_prob[i] = self._prefix_log_prob[sequence[i], depth[i]]
-        return log_prob
+        logits = self._logits[sequence, depth]
+        inner = self._head.inner(self._hidden_part[sequence, depth, None], state)
+        if self._whole:
+            inner = inner if self._scale is None else inner * self._scale[sequence]
+            corrected = logits + self._head.correction_of(inner, self.candidates[sequence, depth, None])
+        else:
+            corrected = torch.addmm(logits, inner, self._candidate_rows[sequence, depth])
+        return torch.log_softmax(corrected, dim=-1)[0]
 
     def trie(self) -> Trie | None:
         """See `Scorer.trie`; None where the vocabulary is too large to have its GRU inputs tabulated."""
@@ -199,20 +199,6 @@ class ConditionalScorer:
             return None
         path = PathDependence(self._base, self._logits, self._hidden, self._root_ids, self._scale, head)
         return Trie(self.candidates, head.own_d2t, path, head.word_ids)
-
-    def _corrected_at(self, sequence: Sequence[int], depth: Sequence[int], state: Tensor) -> Tensor:
-        """Corrected logits `[L, M]`."""
-        where = _flat(sequence, depth, self.candidates)
-        inner = self._head.inner(self._hidden_part.flatten(0, 1).index_select(0, where), state)
-        if self._whole:
-            ids = self.candidates.flatten(0, 1)[where]
-            inner = inner if self._scale is None else inner * self._scale[sequence, None]
-            return self._logits.flatten(0, 1)[where] + self._head.correction_of(inner, ids)
-        runs = [(at, len(list(run))) for at, run in groupby(zip(sequence, depth, strict=True))]
-        parts = inner.split_with_sizes([length for _, length in runs])
-        rows = self._candidate_rows
-        corrected = [torch.addmm(self._logits[at], x, rows[at]) for (at, _), x in zip(runs, parts, strict=True)]
-        return corrected[0] if len(corrected) == 1 else torch.cat(corrected)
 
 
 class StaticScorer(SharedScorer):
@@ -240,10 +226,3 @@ class StaticScorer(SharedScorer):
             best = rows[-1].argmax(dim=-1, keepdim=True)
             state = along.advance(state, along.candidates[:, depth].gather(1, best))
         super().__init__(along.candidates, torch.stack(rows, dim=1), head.d2t)
-
-
-def _flat(sequence: Sequence[int], depth: Sequence[int], like: Tensor) -> Tensor:
-    """Indices `[L]` of `(sequence, depth)` in the first two dimensions of `like`, flattened."""
-    depths = like.shape[1]
-    flat = np.array([b * depths + d for b, d in zip(sequence, depth, strict=True)], dtype=np.int64)
-    return torch.from_numpy(flat).to(like.device)

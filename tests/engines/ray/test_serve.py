@@ -178,6 +178,8 @@ def test_options_that_are_wrong_are_refused_before_anything_starts(model: Path) 
         ({"replicas": "many"}, "replicas"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas is 2"),
         ({"max_batch": 0}, "max_batch is 0"),
+        ({"method": "ar", "budget": 8}, "budget has no effect with method ar"),
+        ({"method": "magic"}, "magic"),
     ):
         with pytest.raises(InvalidRequest, match=named):
             application({"target": str(model), **wrong})

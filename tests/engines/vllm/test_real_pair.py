@@ -20,6 +20,7 @@ pytestmark = pytest.mark.pair
 BUILTIN = Path(dt.__file__).parent / "bench" / "builtin"
 TOKENS = 32
 BUDGET = 8
+METHOD = "lookuptree"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_answers_are_those_of_plain_vllm(plain: Any, drafting: Any, prompts: lis
 
 def test_rounds_accept_what_our_own_engine_accepts(drafting: Any, pair: dt.Pair, prompts: list[list[int]]) -> None:
     for prompt in prompts:
-        own = pair.generate(prompt, method="dominotree", budget=BUDGET, max_new_tokens=TOKENS)
+        own = pair.generate(prompt, method=METHOD, budget=BUDGET, max_new_tokens=TOKENS)
         [output] = outputs = generate(drafting, [prompt], max_tokens=TOKENS)
         assert list(output.outputs[0].token_ids) == own.token_ids
         committed = [1 + kept for kept in accepted(outputs)]

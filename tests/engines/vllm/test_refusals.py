@@ -45,6 +45,8 @@ def configured(target: Path, ours: dict[str, Any] | None = None, **options: Any)
             "rejection_sample",
         ),
         ({"ours": {"mode": "chain"}, "enforce_eager": False}, "compilation in mode chain"),
+        ({"spec": {"max_model_len": 64}}, "speculative_config's max_model_len"),
+        ({"spec": {"draft_sample_method": "probabilistic"}}, "speculative_config's draft_sample_method"),
     ],
 )
 def test_options_that_cannot_be_served_exactly(target: Path, options: dict[str, Any], named: str) -> None:

@@ -147,7 +147,7 @@ def test_tensor_parallel_answers_are_our_own_engines() -> None:
         """
     )
     [line] = [line for line in done.stdout.splitlines() if line.startswith("ANSWERS")]
-    own = pair.generate(prompts, method="dominotree", budget=8, max_new_tokens=24)
+    own = pair.generate(prompts, method="lookuptree", budget=8, max_new_tokens=24)
     for (tokens, kept), output in zip(json.loads(line.removeprefix("ANSWERS")), own, strict=True):
         assert tokens == output.token_ids
         assert [1 + n for n in kept] == output.stats.accepted[: len(kept)]

@@ -30,6 +30,8 @@ def test_the_drafter_of_a_named_pair_is_found_by_its_target() -> None:
         (config(budget=3), "'budget' .* unknown; drafter, mode, method"),
         (config(mode="forest"), "mode is 'forest'; tree or chain"),
         (config("elsewhere"), "no drafter is known for elsewhere; name one"),
+        (config(drafter="none"), "drafter is 'none'; a folder"),
+        (config(drafter=5), "drafter is 5; a folder"),
         (SimpleNamespace(additional_config={"dominotree": "tree"}), "'tree' .* unknown"),
     ],
 )
@@ -42,7 +44,7 @@ def test_the_usual_method_is_what_the_drafter_is_for() -> None:
     target = tiny_target()
     domino, dflash = tiny_drafter(target), tiny_drafter(target, projector=None)
     tree, chain = Settings("x"), Settings("x", mode="chain")
-    assert [tree.drafting(d, 8).method for d in (domino, dflash)] == ["dominotree", "ddtree"]
+    assert [tree.drafting(d, 8).method for d in (domino, dflash)] == ["lookuptree", "ddtree"]
     assert [chain.drafting(d, 8).method for d in (domino, dflash)] == ["domino", "dflash"]
     assert [tree.drafting(d, 8, chain=True).method for d in (domino, dflash)] == ["domino", "dflash"]
     assert Settings("x", method="static", candidates=5, node_topk=2).drafting(domino, 3).candidates == 5
@@ -52,11 +54,13 @@ def test_the_usual_method_is_what_the_drafter_is_for() -> None:
     ("settings", "said"),
     [
         (Settings("x", method="tree"), "method 'tree' is unknown"),
-        (Settings("x", method="ar"), "method ar cannot be used here in mode tree; dominotree can"),
+        (Settings("x", method="ar"), "method ar cannot be used here in mode tree; lookuptree can"),
         (Settings("x", method="adaptive"), "method adaptive cannot be used here"),
-        (Settings("x", method="lookuptree"), "method lookuptree cannot be used here in mode tree; dominotree can"),
+        (Settings("x", method="lookup"), "method lookup cannot be used here in mode tree; lookuptree can"),
         (Settings("x", mode="chain", method="dominotree"), "cannot be used here in mode chain; domino can"),
         (Settings("x", candidates=-1), "candidates is -1"),
+        (Settings("x", mode="chain", candidates=8), "candidates has no effect with method domino"),
+        (Settings("x", method="ddtree", candidates=8), "candidates has no effect with method ddtree"),
     ],
 )
 def test_drafting_that_is_not_possible(settings: Settings, said: str) -> None:

@@ -141,7 +141,7 @@ def test_prompts_in_chunks_and_preempted_requests(target: Path, drafter: Path, c
 def test_cached_prefixes_bring_the_drafters_context_along(target: Path, drafter: Path, compare: Compare) -> None:
     shared = random_prompts(1, longest=120)[0] + [5] * 80
     prompts = [[*shared, *own] for own in random_prompts(4)]
-    with engine(target, drafter, num_gpu_blocks_override=16, max_num_batched_tokens=40) as llm:
+    with engine(target, drafter, num_gpu_blocks_override=13, max_num_batched_tokens=40) as llm:
         compare(llm, prompts, max_tokens=60)
         assert metric(llm, "prefix_cache_hits") > 4 * 64
         assert metric(llm, "num_preemptions") > 0
@@ -202,6 +202,15 @@ def test_other_families_and_drafters(
     target, drafter = write_target(tmp_path / "target", variant, **sizes), write_drafter(tmp_path / "drafter", **kind)
     with engine(target) as plain, engine(target, drafter) as llm:
         Compare(plain, oracle)(llm, PROMPTS[:4])
+
+
+def test_what_the_text_says_is_proposed_as_well(plain: Any, drafting: Any, oracle: Oracle) -> None:
+    """A drafter that knows nothing, and answers that go in circles: paths deeper than a draft are accepted."""
+    oracle.scripts = []
+    expected = answers(plain, PROMPTS, max_tokens=150)
+    outputs = generate(drafting, PROMPTS, max_tokens=150)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    assert max(accepted(outputs)) == 8
 
 
 @pytest.mark.slow

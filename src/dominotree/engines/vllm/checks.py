@@ -13,6 +13,19 @@ VERSIONS = ("0.32.0",)
 WORKER = "dominotree.engines.vllm.worker.TreeWorker"
 
 
+_IDLE = {
+    "max_model_len": None,
+    "draft_sample_method": "greedy",
+    "draft_tensor_parallel_size": None,
+    "enable_adaptive_verification": False,
+    "attention_backend": None,
+    "kv_cache_dtype": None,
+    "parallel_drafting": False,
+    "revision": None,
+}
+"""Fields of a speculative config that nothing here reads, and what they are when nobody sets them."""
+
+
 def check_config(config: Any, settings: Settings) -> None:
     """Raises `UnsupportedEngine` naming what in a `VllmConfig` cannot be served exactly."""
     import vllm
@@ -51,6 +64,7 @@ def _options(config: Any, settings: Settings) -> dict[str, bool]:
         "a reasoning config (thinking budgets)": config.reasoning_config is not None,
         "rejection_sample_method": spec.rejection_sample_method != "standard",
         "num_speculative_tokens_per_batch_size": spec.num_speculative_tokens_per_batch_size is not None,
+        **{f"speculative_config's {name}": getattr(spec, name) != usual for name, usual in _IDLE.items()},
         "an encoder-decoder": model.is_encoder_decoder,
         "a multimodal model": model.is_multimodal_model,
         "a pooling model": model.runner_type != "generate",

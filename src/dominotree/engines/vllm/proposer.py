@@ -15,8 +15,10 @@ from dominotree.engines.vllm.context import PagedContext
 from dominotree.engines.vllm.lender import ModelLender
 from dominotree.engines.vllm.settings import Settings
 from dominotree.errors import UnsupportedEngine
+from dominotree.lookup import TextLookup
 from dominotree.methods import grow
 from dominotree.pair import load_drafter
+from dominotree.tree.join import join
 from dominotree.tree.tree import Tree
 
 
@@ -29,6 +31,8 @@ class Root:
     max_depth: int
     chain: bool = False
     """Whether only a chain will do, since the host checks drafts one after another."""
+    lookup: TextLookup | None = None
+    """What the text is looked up in, by methods that do so; not for chains."""
 
 
 class Proposer:
@@ -95,7 +99,14 @@ class Proposer:
                 depths = [min(roots[i].max_depth, self.drafter.draft_length) for i in members]
                 batch = grow(self._chains if chain else self._drafting, self.drafter, part, depths)
                 grown.update((i, batch.single(row)) for row, i in enumerate(members))
-        return [grown[i] for i in range(len(roots))]
+        return [self._joined(grown[i], root) for i, root in enumerate(roots)]
+
+    def _joined(self, tree: Tree, root: Root) -> Tree:
+        """The tree with what the text itself says, within the same budget."""
+        if not self._drafting.kind.lookup or root.chain or root.lookup is None:
+            return tree
+        text = root.lookup.propose(root.tokens, min(self._budget, root.max_depth))
+        return join(tree, text.tokens, text.chances, self._budget) if text.tokens else tree
 
     def _texts(self, roots: Sequence[Root]) -> list[ContextWords]:
         """The words of each sequence, for a drafter that uses them."""

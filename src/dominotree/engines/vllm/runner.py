@@ -22,6 +22,7 @@ from dominotree.engines.vllm.internals import RUNNER_ATTRIBUTES, check_attribute
 from dominotree.engines.vllm.proposer import Proposer, Root
 from dominotree.engines.vllm.walk import Walk, walk_trees
 from dominotree.errors import UnsupportedEngine
+from dominotree.lookup import TextLookup
 from dominotree.targets.rows import Rows, Segment
 from dominotree.tree.tree import Tree
 
@@ -176,9 +177,18 @@ class TreeRunner(CPUModelRunner):  # type: ignore[misc]
         params = request.sampling_params
         left = min((params.max_tokens or known) - len(request.output_token_ids), self.max_model_len - known)
         tokens = [*self.input_batch.token_ids_cpu[i, : known - 1].tolist(), token]
-        return Root(tokens, self._blocks(i), left - 1, chain=params.structured_outputs is not None)
+        chain = params.structured_outputs is not None
+        return Root(tokens, self._blocks(i), left - 1, chain, _lookup_of(request))
 
     def _blocks(self, i: int) -> torch.Tensor:
         """Block numbers of sequence i, in order, fillers behind them."""
         blocks: torch.Tensor = self.input_batch.block_table[0].get_device_tensor(i + 1)[i]
         return blocks
+
+
+def _lookup_of(request: Any) -> TextLookup:
+    """A request's own, kept with what vLLM knows of it, and as long."""
+    if not hasattr(request, "dominotree_lookup"):
+        request.dominotree_lookup = TextLookup()
+    lookup: TextLookup = request.dominotree_lookup
+    return lookup

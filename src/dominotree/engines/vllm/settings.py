@@ -41,6 +41,8 @@ class Settings:
         if given.get("mode", "tree") not in ("tree", "chain"):
             raise InvalidRequest(f"mode is {given['mode']!r}; tree or chain is expected")
         drafter = given.get("drafter") or _usual_drafter(config.model_config.model)
+        if not isinstance(drafter, str) or drafter == "none":
+            raise InvalidRequest(f"drafter is {drafter!r}; a folder, a hub id or a name is expected")
         return cls(**{**given, "drafter": drafter})
 
     def drafting(self, drafter: Drafter, budget: int, *, chain: bool = False) -> Drafting:
@@ -52,20 +54,17 @@ class Settings:
         usual = (
             ("domino" if domino else "dflash")
             if chain or self.mode == "chain"
-            else "dominotree"
+            else "lookuptree"
             if domino
             else "ddtree"
         )
         drafting = Drafting(method=usual if chain else self.method or usual, budget=budget, **options)
         drafting.check(drafter)
         kind = drafting.kind
-        if (
-            kind.rule != "fixed"
-            or kind.lookup
-            or kind.shape == "none"
-            or (self.mode == "chain" and kind.shape != "chain")
-        ):
+        if kind.rule != "fixed" or not kind.drafts or (self.mode == "chain" and kind.shape != "chain"):
             raise InvalidRequest(f"method {drafting.method} cannot be used here in mode {self.mode}; {usual} can")
+        if not chain:  # chains beside trees are given what the trees are
+            kind.refuse_idle(options)
         return drafting
 
 

@@ -125,7 +125,7 @@ async function sendMessage(words) {
         if (panel.run === run) panel.update();
       }
     });
-    if (mine === conversations) conversation = [...turn, { role: "assistant", content: said }];
+    if (said && mine === conversations) conversation = [...turn, { role: "assistant", content: said }];
   } catch (error) {
     reason = "failed";
     shown.append(complaint(error));
