@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from dominotree.errors import InvalidRequest, NumericalError
 from dominotree.generation import Generation, Request, Round, Stopwatch
 from dominotree.lookup import Continuation
 from dominotree.methods import grow
-from dominotree.sampling import check_best
+from dominotree.sampling import broken_logits
 from dominotree.targets.base import Forward, Target
 from dominotree.targets.cache import SlotCache
 from dominotree.targets.rows import Segment
@@ -296,19 +295,23 @@ class Decoder:
         paces = [g.pace for g in ours]
         sizing = None if budget is None else budget.sizing(drafting.kind, max(caps), contexts, paces)
         grown = grow(drafting, self.drafter, part, depths, noise, caps, sizing)
-        trees: dict[int, Tree] = {}
-        for row, generation in enumerate(ours):
-            tree, sized = grown.single(row), grown.given is not None
-            if budget is not None and not sized:
-                tree = budget.believed(tree, drafting.kind)
-            text = _said(generation)
-            if text.tokens:
-                tree = join(tree, text.tokens, text.chances, generation.most_nodes)
-            if budget is not None:
-                alone = path_of(text.tokens, text.chances)
-                tree = budget.cut(tree, drafting.kind, contexts[row], generation.pace, alone, sized=sized)
-            trees[id(generation)] = self._pruned(generation, tree)
-        return trees
+        sized = grown.given is not None
+        return {id(g): self._shaped(g, grown.single(row), sized) for row, g in enumerate(ours)}
+
+    def _shaped(self, generation: Generation, tree: Tree, sized: bool) -> Tree:
+        """A grown tree joined by what the text itself says, cut to what pays, and pruned as the request wants.
+
+        `sized`: it was grown no further than could pay.
+        """
+        kind, budget, text = generation.request.drafting.kind, self._budget(generation), _said(generation)
+        if budget is not None and not sized:
+            tree = budget.believed(tree, kind)
+        if text.tokens:
+            tree = join(tree, text.tokens, text.chances, generation.most_nodes)
+        if budget is not None:
+            alone = path_of(text.tokens, text.chances)
+            tree = budget.cut(tree, kind, len(generation.tokens) - 1, generation.pace, alone, sized=sized)
+        return self._pruned(generation, tree)
 
     def _look_up(self, resting: Sequence[Generation]) -> dict[int, Tree]:
         """What the texts themselves say, of sequences whose round goes without a draft."""
@@ -339,14 +342,15 @@ class Decoder:
         """What sizes the sequence's trees, where that is not its fixed budget."""
         return None if generation.request.drafting.kind.rule == "fixed" else self.adaptive
 
-    def _accept(self, generation: Generation, tree: Tree, logits: torch.Tensor, greedy: Sequence[int]) -> list[int]:
+    def _accept(self, generation: Generation, tree: Tree, logits: torch.Tensor, best: Sequence[int]) -> list[int]:
         """Walks down the tree along the target's own choices, adding each to the answer, until one is not in it.
 
-        Returns the rows to keep: the root's (0) and those of the accepted nodes.
+        `best` has the likeliest token of every row, or nothing where no request of the round asks for it. Returns the
+        rows to keep: the root's (0) and those of the accepted nodes.
         """
         node, path, before = -1, [0], len(generation.tokens)
         while True:
-            token = _choose_next(generation, logits[node + 1], greedy[node + 1 : node + 2])
+            token = _choose_next(generation, logits[node + 1], best[node + 1] if best else None)
             child = tree.child_with_token(node, token)
             if generation.finished or child is None:
                 break
@@ -461,7 +465,7 @@ class Decoder:
         generation.prefilled += len(chunk)
         self._cached[slot] = prompt[: generation.prefilled]
         if generation.prefilled == len(prompt):
-            _choose_next(generation, out.logits[-1], [])
+            _choose_next(generation, out.logits[-1])
             self._prefilling.remove(generation)
             self._decoding.append(generation)
         generation.stats.prefill_s += time.perf_counter() - started
@@ -502,11 +506,13 @@ class Decoder:
         return self.drafter.feature_layers if wanted and self.drafter else ()
 
 
-def _choose_next(generation: Generation, logits: torch.Tensor, greedy: Sequence[int]) -> int:
+def _choose_next(generation: Generation, logits: torch.Tensor, best: int | None = None) -> int:
+    """Adds the target's choice from a row of logits to the answer; `best` is the likeliest token, -1 in broken rows."""
     sampler = generation.sampler
-    if greedy and sampler.params.is_plain_greedy:
-        token = greedy[0]
-        check_best(math.nan if token < 0 else 0.0)
+    if best is not None and sampler.params.is_plain_greedy:
+        if best < 0:
+            raise broken_logits()
+        token = best
     else:
         token = sampler.choose(logits, generation.new_tokens)
     found = sampler.logprobs(logits, token)

@@ -277,10 +277,15 @@ class Sampler:
         return scores
 
 
+def broken_logits() -> NumericalError:
+    """What to raise where a row of logits holds NaN."""
+    return NumericalError("the target's logits are NaN; its weights or the dtype are broken (try dtype float32)")
+
+
 def check_best(score: float) -> None:
     """Raises when the highest score of a row says that no token can be chosen from it."""
     if math.isnan(score):
-        raise NumericalError("the target's logits are NaN; its weights or the dtype are broken (try dtype float32)")
+        raise broken_logits()
     if score == -_INF:
         raise InvalidRequest("logits processors or logit_bias leave no token to choose from")
 
