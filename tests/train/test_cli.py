@@ -76,19 +76,19 @@ def test_nothing_held_out_is_said(tmp_path: Path, target: Path, corpus: Path) ->
     assert "held-out" not in done.output + (tmp_path / "run/drafter/README.md").read_text().lower()
 
 
-def test_a_name_in_a_corpus_claims_no_licence(tmp_path: Path, target: Path) -> None:
+def test_the_card_has_the_licences_it_is_given_and_guesses_none(tmp_path: Path, target: Path) -> None:
     data = write_corpus(tmp_path / "data", [([5, 6], [7, 8, 9, 10])] * 6)
     index = data / "index.jsonl"
     index.write_text(index.read_text().replace("kind0", "code").replace("kind1", "gsm8k"))
-    (tmp_path / "c.toml").write_text(CONFIG)
-    fit(
-        "--target", target, "--data", data, "--out", tmp_path / "run", "--config", tmp_path / "c.toml",
-        "--steps", "1", "--held-out", "2",
-    )  # fmt: skip
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[licences]\ngsm8k = 3\n")
+    run = ("--target", target, "--data", data, "--out", tmp_path / "run", "--steps", "1", "--held-out", "2")
+    refused = fit(*run, "--config", wrong)
+    assert "licence of 'gsm8k'" in str(refused.exception)
+    (tmp_path / "c.toml").write_text(CONFIG + '\n[licences]\ngsm8k = "MIT"\n')
+    fit(*run, "--config", tmp_path / "c.toml")
     card = (tmp_path / "run/drafter/README.md").read_text()
-    assert "| code | licence not known | 2 |" in card
-    assert "Alpaca" not in card
-    assert "MIT" not in card
+    assert "| code | not known | 2 |" in card and "| gsm8k | MIT | 2 |" in card
 
 
 def test_fit_without_a_projector_makes_a_plain_dflash_drafter(tmp_path: Path, target: Path, corpus: Path) -> None:

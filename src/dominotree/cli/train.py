@@ -132,7 +132,7 @@ def fit(
     data: Annotated[Path, typer.Option(help="Corpus folder, as made by `collect`.")],
     out: Annotated[Path, typer.Option(help="Run folder: state, log and drafter; a run found here goes on.")],
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with tables [drafter] and [fit]; see docs/train.md.")
+        Path | None, typer.Option(help="TOML file with tables [drafter], [fit], [licences]; see docs/train.md.")
     ] = None,
     init_from: Annotated[
         Path | None, typer.Option(help="Drafter folder to start from, shape included; --projector none: its backbone.")
@@ -172,15 +172,15 @@ def fit(
     from dominotree.train.prepare import DrafterShape, prepare, tensorboard_writer
 
     log = out / "log.csv"
+    shape_values, fit_values, licences = _read_config(config)
     if export:
         run, last = read_state(out), out / "last"
         if not run:
             raise InvalidRequest(f"No training run in {out}: expected state.pt; train first.")
         write_drafter(last, DrafterConfig.from_dict(run["config"]), run["draft_tokens"], run["ema"])
-        write_model_card(last, target=target, run=run, corpus=read_corpus(data), log=log)
+        write_model_card(last, target=target, run=run, corpus=read_corpus(data), log=log, licences=licences)
         typer.echo(f"{last}: the drafter after step {run['step']}")
         return
-    shape_values, fit_values = _read_config(config)
     if projector is not None:
         shape_values["projector"] = projector
     if steps is not None:
@@ -219,7 +219,8 @@ def fit(
     typer.echo(f"{trainer.cache.ready} sequences, weights float32, arithmetic {arithmetic}, step {trainer.step}")
     trainer.run()
     best = out / "drafter"
-    write_model_card(best, target=target, run=read_state(out), corpus=trainer.cache.corpus, log=log)
+    run, corpus = read_state(out), trainer.cache.corpus
+    write_model_card(best, target=target, run=run, corpus=corpus, log=log, licences=licences)
     typer.echo(f"{best}: {figure} {trainer.best_tau:.3f}")
 
 
@@ -231,19 +232,25 @@ def _say(row: dict[str, Any], steps: int, figure: str) -> None:
     typer.echo(f"{text}  {left:.0f} min left")
 
 
-def _read_config(file: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tables [drafter] and [fit] of a TOML file."""
+_TABLES = ("drafter", "fit", "licences")
+
+
+def _read_config(file: Path | None) -> list[dict[str, Any]]:
+    """The tables of a TOML file; empty ones for those that it lacks."""
     import tomllib
 
     if file is None:
-        return {}, {}
+        return [{} for _ in _TABLES]
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"Cannot read the training config {file} ({error}): expected TOML.") from error
     for name, value in values.items():
-        if name not in ("drafter", "fit") or not isinstance(value, dict):
+        if name not in _TABLES or not isinstance(value, dict):
             raise InvalidRequest(
-                f"Training config {file} has {name} = {value!r:.40}, expected tables [drafter] and [fit]."
+                f"Training config {file} has {name} = {value!r:.40}, expected tables [drafter], [fit] and [licences]."
             )
-    return values.get("drafter", {}), values.get("fit", {})
+    wrong = next((name for name, text in values.get("licences", {}).items() if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise InvalidRequest(f"Training config {file} has no text as the licence of {wrong!r}, expected its name.")
+    return [values.get(name, {}) for name in _TABLES]

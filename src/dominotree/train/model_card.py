@@ -20,12 +20,18 @@ __all__ = ["write_model_card"]
 
 
 def write_model_card(
-    folder: str | Path, *, target: str, run: Mapping[str, Any], corpus: Corpus, log: str | Path
+    folder: str | Path,
+    *,
+    target: str,
+    run: Mapping[str, Any],
+    corpus: Corpus,
+    log: str | Path,
+    licences: Mapping[str, str],
 ) -> None:
     """Write `folder/README.md`: shape, data, settings, learning curve and tau from `log`.
 
-    `run` is what `fit.read_state` gives. The licences of prompts are not told: a source's name in a corpus says nothing
-    sure about whose they are.
+    `run` is what `fit.read_state` gives, `licences` has those of the sources in the corpus. One that is not given is
+    told to be unknown: a source's name says nothing sure about whose it is.
     """
     config = DrafterConfig.from_dict(run["config"])
     kind, answers = "Domino" if config.is_domino else "DFlash", "held-out" if run["held_out"] else "trained-on"
@@ -42,9 +48,9 @@ started from {run["started_from"] or "random weights"}.
 ## Data
 
 The target's own answers to prompts of these sources; only they were trained on, not the sources' reference
-answers. A drafter inherits what its prompts allow: their licences are not known here, whoever made the corpus knows.
+answers. A drafter inherits what its prompts allow.
 
-{_data_table(corpus)}
+{_data_table(corpus, licences)}
 
 {_skipped(corpus)}
 
@@ -68,14 +74,14 @@ def _table(head: tuple[str, str], rows: dict[str, object], skip: Collection[str]
     return "\n".join(lines + [f"| {name} | {value} |" for name, value in rows.items() if name not in skip])
 
 
-def _data_table(corpus: Corpus) -> str:
+def _data_table(corpus: Corpus, licences: Mapping[str, str]) -> str:
     answers, tokens = Counter[str](), Counter[str]()
     for sample in corpus.samples:
         answers[sample.source] += 1
         tokens[sample.source] += sample.answer_length
     lines = ["| source | licence of the prompts | answers | answer tokens |", "|---|---|---|---|"]
     for source, count in answers.most_common():
-        lines.append(f"| {source} | licence not known | {count} | {tokens[source]} |")
+        lines.append(f"| {source} | {licences.get(source, 'not known')} | {count} | {tokens[source]} |")
     return "\n".join(lines)
 
 
