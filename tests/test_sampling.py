@@ -59,6 +59,12 @@ def test_gumbel_noise_is_gumbel_and_independent_across_keys() -> None:
     assert scipy_stats.kstest(across, scipy_stats.gumbel_r.cdf).pvalue > 1e-3
 
 
+def test_a_seed_means_the_same_draws_from_one_version_to_the_next() -> None:
+    """Who wrote a seed down wants the same answer again: other values here change every seeded one."""
+    drawn = gumbel_noise(7, 42, torch.tensor([0, 1, 49151]))
+    assert drawn.tolist() == pytest.approx([0.346276793045, 1.281801890300, 0.767387319053], abs=1e-9)
+
+
 def test_gumbel_noise_depends_on_its_key_only() -> None:
     whole = gumbel_noise(11, 5, torch.arange(1000))
     picked = torch.tensor([3, 999, 500])
