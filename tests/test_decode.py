@@ -13,7 +13,7 @@ from dominotree.adaptive import AdaptiveBudget
 from dominotree.calibration import Calibration
 from dominotree.decode import Decoder
 from dominotree.drafters.coupling import Noise, couple
-from dominotree.errors import InvalidRequest, NumericalError
+from dominotree.errors import DominoTreeError, InvalidRequest, NumericalError
 from dominotree.generation import Request, Round
 from dominotree.methods import METHODS, Drafting, grow
 from dominotree.sampling import SamplingParams
@@ -366,17 +366,17 @@ def test_an_interrupt_between_choosing_and_keeping_ends_the_request_it_hit(targe
 def test_an_interrupt_while_a_slot_is_given_back_loses_none(target) -> None:  # type: ignore[no-untyped-def]
     drafter = tiny_drafter(target)
     decoder, request = Decoder(target, drafter, context=64), Request(PROMPT, GREEDY, Drafting("dominotree", 6))
-    expected, extend = alone(target, drafter, "dominotree")[0], decoder._extend_context
+    expected, extend = alone(target, drafter, "dominotree")[0], decoder._read
 
     def interrupted(behind: Any) -> None:
         if any(generation.finished for generation in behind):
             raise KeyboardInterrupt
         extend(behind)
 
-    decoder._extend_context = interrupted  # type: ignore[method-assign]
+    decoder._read = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         decoder.run([request])
-    decoder._extend_context = extend  # type: ignore[method-assign]
+    decoder._read = extend  # type: ignore[method-assign]
     assert not decoder.busy and decoder._cache.free == [0]
     assert decoder.run([request])[0].new_tokens == expected
 
@@ -621,3 +621,43 @@ def test_a_share_is_told_of_rounds_of_several_and_of_those_alone(target) -> None
     assert sum(share.seen) == sum(drafted.stats.accepted) - drafted.stats.rounds > 0
     Decoder(target, drafter, share=lone).run([tree])
     assert not lone.asked and not lone.cuts and not lone.seen
+
+
+@pytest.mark.parametrize("where", ["_hand_over", "_record", "_claim"])
+def test_an_interrupt_anywhere_leaves_a_decoder_that_works(target, where: str, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    expected = alone(target, drafter, "dominotree")
+    decoder = Decoder(target, drafter, slots=2, context=64)
+    requests = [Request(prompt, GREEDY, Drafting("dominotree", 6)) for prompt in THREE]
+    theirs = decoder.stream(requests[0])
+    next(theirs)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.run([requests[1]])
+    assert [g.new_tokens for g in decoder.run(requests[1:])] == expected[1:]
+    if where == "_hand_over":  # it lost what its drafter had to read
+        with pytest.raises(DominoTreeError, match="interrupted"):
+            list(theirs)
+    else:
+        assert list(theirs)[-1].new_tokens == expected[0]
+    assert not decoder.busy and decoder._cache.free == [0, 1]
+
+
+def test_what_only_a_later_prompt_would_use_costs_no_answer(target, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    drafter = tiny_drafter(target)
+    decoder, request = Decoder(target, drafter, context=64), Request(PROMPT, GREEDY, Drafting("dominotree", 6))
+    expected, read = alone(target, drafter, "dominotree")[0], decoder._read
+
+    def full(behind: Any) -> None:
+        if any(generation.finished for generation in behind):
+            raise MemoryError
+        read(behind)
+
+    monkeypatch.setattr(decoder, "_read", full)
+    for _ in range(2):
+        assert decoder.run([request])[0].new_tokens == expected

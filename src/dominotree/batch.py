@@ -336,7 +336,7 @@ class Results:
             self._append({"started_with": started_with})
             return
         try:
-            before = json.loads(first)["started_with"]
+            before = dict(json.loads(first)["started_with"])
         except (ValueError, TypeError, KeyError):
             raise InvalidRequest(f"{self.part} is not of a batch; move it away") from None
         for name in {**before, **started_with}:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from dominotree.adaptive import AdaptiveBudget
 from dominotree.drafters.coupling import Noise
 from dominotree.drafters.dflash import Draft, Drafter
 from dominotree.drafters.words import ContextWords
-from dominotree.errors import InvalidRequest, NumericalError
+from dominotree.errors import DominoTreeError, InvalidRequest, NumericalError
 from dominotree.generation import Generation, Request, Round, Stopwatch
 from dominotree.lookup import Continuation
 from dominotree.methods import grow
@@ -135,8 +135,7 @@ class Decoder:
             while not all(generation.finished for generation in generations):
                 self._advance(generations)
             for generation in generations:  # one that another thread's round ended
-                if generation.error is not None:
-                    raise generation.error
+                _raise_error(generation)
         finally:
             for generation in generations:
                 self.abort(generation)
@@ -152,9 +151,8 @@ class Decoder:
             while not complete:
                 if not generation.finished:  # another request's rounds may have finished it
                     self._advance([generation])
-                if generation.error is not None:
-                    raise generation.error
                 complete = generation.finished
+                _raise_error(generation)
                 yield generation
         finally:
             self.abort(generation)
@@ -178,6 +176,7 @@ class Decoder:
         with self._lock:
             self._stepping = True
             try:
+                self._release_finished()  # what an interrupt has left
                 self._admit()
                 for generation in list(self._prefilling):
                     if not generation.finished:
@@ -187,9 +186,29 @@ class Decoder:
                 if self._decoding:
                     with Stopwatch(generation.stats for generation in self._decoding) as watch:
                         self._round(list(self._decoding), watch)
+            except BaseException as error:
+                self._end_torn(error)
+                raise
             finally:
                 self._stepping = False
                 self._release_finished()
+
+    def _end_torn(self, error: BaseException) -> None:
+        """Ends the sequences that an error has left between two states: their caches do not hold what they should."""
+        self._prefilling = [generation for generation in self._prefilling if generation not in self._decoding]
+        for generation in (*self._prefilling, *self._decoding):
+            held = generation.prefilled if generation in self._prefilling else len(generation.tokens) - 1
+            if not generation.finished and not self._holds(generation, held):
+                generation.error = error
+                generation.finish("abort")
+
+    def _holds(self, generation: Generation, columns: int) -> bool:
+        """Whether a sequence's caches hold so many columns, what its drafter has not read yet counted."""
+        if generation.slot is None or self._cache.lengths[generation.slot] != columns:
+            return False
+        if self._drafts is None or not self._drafts_for(generation):
+            return True
+        return self._drafts.lengths[generation.slot] + sum(map(len, generation.unread)) == columns
 
     # One round, as in the paper
 
@@ -386,14 +405,17 @@ class Decoder:
     def _extend_context(self, batch: Sequence[Generation]) -> None:
         """Has the drafter read what each sequence has kept since it last did."""
         behind = [generation for generation in batch if generation.unread]
+        with self._ends(behind):
+            self._read(behind)
+
+    def _read(self, behind: Sequence[Generation]) -> None:
         if not behind or self.drafter is None or self._drafts is None:
             return
         counts = [sum(map(len, generation.unread)) for generation in behind]
         features = torch.cat([part for generation in behind for part in generation.unread])
-        with self._ends(behind):
-            self.drafter.extend(self._drafts, [_slot(generation) for generation in behind], counts, features)
-            for generation in behind:
-                generation.unread.clear()
+        self.drafter.extend(self._drafts, [_slot(generation) for generation in behind], counts, features)
+        for generation in behind:
+            generation.unread.clear()
 
     @contextmanager
     def _ends(self, generations: Sequence[Generation]) -> Iterator[None]:
@@ -410,13 +432,20 @@ class Decoder:
     def _record(
         self, batch: Sequence[Generation], trees: dict[int, Tree], kept: Sequence[Sequence[int]], watch: Stopwatch
     ) -> None:
-        """Tells those who want to know what the round did."""
+        """Tells those who want to know what the round did; the first error of one of them comes through in the end."""
+        failed: list[Exception] = []
         for generation, rows in zip(batch, kept, strict=False):
             if generation.request.recorder is not None and rows:
                 path = [row - rows[0] - 1 for row in rows[1:]]
                 tokens = generation.tokens[-generation.stats.accepted[-1] :]
-                with self._ends([generation]):
-                    generation.request.recorder(Round(trees.get(id(generation), NO_TREE), path, tokens, watch.stage_ms))
+                tree = trees.get(id(generation), NO_TREE)
+                try:
+                    with self._ends([generation]):
+                        generation.request.recorder(Round(tree, path, tokens, watch.stage_ms))
+                except Exception as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     # Sequences come and go
 
@@ -435,11 +464,12 @@ class Decoder:
         if generation.request.reuse:
             slot = max(self._cache.free, key=lambda s: self._reusable(s, generation))
         keep = self._reusable(slot, generation) if generation.request.reuse else 0
+        generation.slot = slot
         self._cache.claim(slot, keep)
         if self._drafts is not None:
             self._drafts.claim(slot, min(keep, self._drafts.lengths[slot]))
         self._cached[slot] = prompt[:keep]
-        generation.slot, generation.prefilled, generation.stats.reused_tokens = slot, keep, keep
+        generation.prefilled, generation.stats.reused_tokens = keep, keep
 
     def _reusable(self, slot: int, generation: Generation) -> int:
         """Leading prompt tokens whose cached columns the sequence can take over; never the whole prompt."""
@@ -466,31 +496,31 @@ class Decoder:
         self._cached[slot] = prompt[: generation.prefilled]
         if generation.prefilled == len(prompt):
             _choose_next(generation, out.logits[-1])
-            self._prefilling.remove(generation)
             self._decoding.append(generation)
+            self._prefilling.remove(generation)
         generation.stats.prefill_s += time.perf_counter() - started
 
     def _release_finished(self) -> None:
         for running in (self._prefilling, self._decoding):
             for generation in [g for g in running if g.finished]:
                 try:
-                    if generation.error is None:  # the slot may serve a prompt that begins with this one
-                        self._extend_context([generation])
+                    if generation.error is None:  # the slot may serve a prompt that begins with this one, and need not
+                        with suppress(Exception):
+                            self._read([generation] if generation.unread else [])
                 finally:
-                    running.remove(generation)
                     self._free(generation)
+                    running.remove(generation)
 
     def _free(self, generation: Generation) -> None:
-        """Gives a slot back; broken values do not stay in it."""
-        slot, generation.slot = generation.slot, None
+        """Gives a slot back, whole or again where an interrupt came between; broken values do not stay in it."""
+        slot = generation.slot
         generation.unread.clear()
-        if slot is None:
-            return
         for cache in (self._cache, self._drafts):
-            if cache is not None:
+            if cache is not None and slot is not None and slot not in cache.free:
                 if isinstance(generation.error, NumericalError):
                     cache.clear(slot)
                 cache.release(slot)
+        generation.slot = None
 
     def _max_depth(self, generation: Generation) -> int:
         """Depths worth drafting: the target adds one token itself, and nothing may pass the limit."""
@@ -504,6 +534,15 @@ class Decoder:
     def _feature_layers(self, batch: Sequence[Generation]) -> Sequence[int]:
         wanted = self.drafter is not None and any(self._drafts_for(g) for g in batch)
         return self.drafter.feature_layers if wanted and self.drafter else ()
+
+
+def _raise_error(generation: Generation) -> None:
+    """Raises what has ended a request, where that was an error of its own."""
+    error = generation.error
+    if isinstance(error, Exception):
+        raise error
+    if error is not None:  # of the thread whose step it was
+        raise DominoTreeError("decoding was interrupted in the middle of a round") from error
 
 
 def _choose_next(generation: Generation, logits: torch.Tensor, best: int | None = None) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import shutil
+import threading
 from pathlib import Path
 
 from dominotree.errors import InvalidCheckpoint, ModelNotFound
@@ -16,18 +17,18 @@ INDEX = "model.safetensors.index.json"
 def write_whole(path: Path, content: str | bytes) -> None:
     """Puts `content` at `path`, text as UTF-8: whoever reads meanwhile sees the old content or the new, never a part.
 
-    Raises `OSError` where that cannot be done, and leaves what was there.
+    Who may read it stays as it was, or is as for any new file. Raises `OSError` where that cannot be done, and leaves
+    what was there.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    scratch = Path(name)
+    path = path.resolve()  # a link stays one
+    scratch = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        scratch.chmod(0o644)
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+        if path.exists():
+            shutil.copymode(path, scratch)
         scratch.replace(path)
-    except BaseException:
+    finally:
         scratch.unlink(missing_ok=True)
-        raise
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -57,14 +57,17 @@ class Acceptance:
 
         `temperature` picks among several.
         """
-        fitting = [r for r in records if r.method == method and r.accepted is not None and r.budget]
-        fitting = [r for r in fitting if temperature is None or r.temperature == temperature]
+        of_method = [r for r in records if r.method == method and r.accepted is not None and r.budget]
+        fitting = [r for r in of_method if temperature is None or r.temperature == temperature]
         for name in ("model", "temperature", "variant", "run"):
             found = sorted({str(getattr(record, name)) for record in fitting})
             if len(found) > 1:
                 raise InvalidRequest(
                     f"the records have several values of {name} ({', '.join(found)}); keep one of them"
                 )
+        heats = sorted({f"{r.temperature:g}" for r in of_method})
+        if not fitting and heats:
+            raise InvalidRequest(f"method {method} was recorded at temperature {', '.join(heats)}; name one of these")
         if not fitting:
             known = ", ".join(sorted({r.method for r in records if r.accepted is not None and r.budget}))
             raise InvalidRequest(

@@ -66,6 +66,20 @@ def test_a_stopped_collection_goes_on_to_the_same_corpus(tmp_path: Path, pair: T
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
+def test_a_collection_that_stopped_before_its_first_answers_begins_anew(
+    tmp_path: Path, pair: TokenPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("dominotree.train.collect._answer", stop)
+        collect(pair, PROMPTS, tmp_path, max_new_tokens=10)
+    (tmp_path / "tokens.bin").write_bytes(b"xx")  # killed before what it wrote was counted
+    assert collect(pair, PROMPTS, tmp_path, max_new_tokens=9, batch=3) == (7, 0)
+    assert len(read_corpus(tmp_path).samples) > 0
+
+
 def test_other_settings_do_not_mix_into_a_corpus(tmp_path: Path, pair: TokenPair) -> None:
     collect(pair, PROMPTS[:2], tmp_path, max_new_tokens=9)
     with pytest.raises(CorpusError, match="max_new_tokens"):

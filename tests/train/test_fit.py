@@ -86,6 +86,23 @@ def test_a_killed_run_resumes_to_the_same_steps_and_losses(tmp_path: Path, targe
         assert (tmp_path / "whole/drafter" / name).read_bytes() == (tmp_path / "killed/drafter" / name).read_bytes()
 
 
+def test_a_run_killed_before_its_first_state_begins_its_log_anew(tmp_path: Path, target: Path, corpus: Path) -> None:
+    begun = tiny_trainer(target, corpus, tmp_path / "run")
+    for _ in range(3):
+        begun._log(begun.train_step())
+    again = tiny_trainer(target, corpus, tmp_path / "run")
+    again._log(again.train_step())
+    with (tmp_path / "run/log.csv").open() as lines:
+        assert [row["step"] for row in csv.DictReader(lines)] == ["1"]
+
+
+def test_a_damaged_state_is_named(tmp_path: Path, target: Path, corpus: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/state.pt").write_text("junk")
+    with pytest.raises(InvalidRequest, match=r"state\.pt is damaged"):
+        tiny_trainer(target, corpus, tmp_path / "run")
+
+
 def test_a_run_of_another_shape_is_refused(tmp_path: Path, target: Path, corpus: Path) -> None:
     tiny_trainer(target, corpus, tmp_path, steps=1, eval_every=1).run()
     with pytest.raises(InvalidRequest, match="begun with gru_hidden_dim 16, now 24"):

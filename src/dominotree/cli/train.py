@@ -100,8 +100,10 @@ def evaluate(
     import dominotree as dt
     from dominotree.train.collect import read_prompts
 
+    names = common.comma_list("methods", methods, str)
+    for name in names:
+        dt.Drafting(name)
     pair = dt.load(target=target, drafter=drafter, device=device, dtype=dtype, threads=threads)
-    names = [name.strip() for name in methods.split(",")]
     head = ("prompts", "method", "tau", "ended", "tau of these", "cut", "tau of these")
     typer.echo("{:<20} {:<12} {:>6} {:>6} {:>13} {:>4} {:>13}".format(*head))
     for file in prompts:

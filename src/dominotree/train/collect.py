@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -194,23 +194,29 @@ class _Store:
     def __init__(self, folder: Path, settings: dict[str, Any], conversations: Sequence[Conversation]) -> None:
         self._folder, self._settings, self._conversations = folder, settings, conversations
         self._dtype = np.dtype(TOKEN_TYPES[settings["dtype"]])
+        if folder.exists() and not folder.is_dir():
+            raise CorpusError(f"{folder} is a file: name a folder.")
         folder.mkdir(parents=True, exist_ok=True)
         stored = read_json(folder / "corpus.json")
         if not stored and (folder / "tokens.bin").exists():
             raise CorpusError(f"{folder} holds a corpus that was not made by `collect`: name another folder.")
-        different = difference(stored, settings) if stored else None
+        counts = [stored.get(name, 0) for name in ("conversations", "cut", "tokens.bin", "index.jsonl")]
+        if any(type(count) is not int or count < 0 for count in counts):
+            raise CorpusError(f"{folder / 'corpus.json'} is damaged, expected counts: restore it, or begin anew.")
+        different = difference(stored, settings) if counts[0] else None  # nothing was answered before
         if different:
             raise CorpusError(f"The corpus {folder} was made with {different}: name another folder.")
-        self.done, self.cut = int(stored.get("conversations", 0)), int(stored.get("cut", 0))
+        self.done, self.cut = counts[:2]
         digest = _digest(conversations[: self.done])
         if stored.get("prompts", digest) != digest:
             raise CorpusError(
                 f"The corpus {folder} answers {self.done} prompts that are not the first of those given: give the same "
                 "ones first and new ones behind them, or name another folder."
             )
-        for name in ("tokens.bin", "index.jsonl"):
+        if not self.done:  # before there is anything that it would have to be told apart from
+            self._write_counts({"tokens.bin": 0, "index.jsonl": 0})
+        for name, size in zip(("tokens.bin", "index.jsonl"), counts[2:], strict=True):
             with (folder / name).open("ab") as handle:
-                size = int(stored.get(name, 0))
                 if handle.tell() < size:
                     raise CorpusError(
                         f"{folder / name} has {handle.tell()} bytes, corpus.json speaks of {size}: bring the whole "
@@ -235,5 +241,9 @@ class _Store:
                 handle.write(piece)
                 sizes[name] = handle.tell()
         self.done, self.cut = done, self.cut + cut
-        counts = {"conversations": done, "cut": self.cut, "prompts": _digest(self._conversations[:done])}
-        write_whole(self._folder / "corpus.json", json.dumps(self._settings | counts | sizes, indent=2) + "\n")
+        self._write_counts(sizes)
+
+    def _write_counts(self, sizes: Mapping[str, int]) -> None:
+        counts = {"conversations": self.done, "cut": self.cut, "prompts": _digest(self._conversations[: self.done])}
+        content = {**self._settings, **counts, **sizes}
+        write_whole(self._folder / "corpus.json", json.dumps(content, indent=2) + "\n")

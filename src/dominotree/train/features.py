@@ -134,7 +134,10 @@ class FeatureCache:
     @property
     def ready(self) -> int:
         """Sequences, in order, that are complete; reads the disk, so another process may be filling."""
-        return int(read_json(self.folder / "progress.json").get("sequences", 0))
+        count = read_json(self.folder / "progress.json").get("sequences", 0)
+        if type(count) is not int or not 0 <= count <= len(self.order):
+            raise self._misfit("has a damaged progress.json")
+        return count
 
     def sample(self, place: int) -> Sample:
         """The sequence at `place` in the order."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -108,7 +109,11 @@ def read_state(folder: str | Path) -> dict[str, Any]:
     file = Path(folder) / "state.pt"
     if not file.exists():
         return {}
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidRequest(f"{file} is damaged ({reason:.80}): restore it, or begin another run.") from error
     if "draft_tokens" not in state:
         raise InvalidRequest(
             f"The run in {folder} is of an earlier version, expected one whose {file.name} has its draft tokens: begin "
@@ -157,6 +162,7 @@ class Trainer:
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "state.pt").exists():
             self._resume()
+        self._cut_log()
         if settings.compile:
             for layer in model.layers:
                 layer.compile(dynamic=True)
@@ -310,7 +316,6 @@ class Trainer:
         self.step, self.anchors, self.best_tau = state["step"], state["anchors"], state["best_tau"]
         self.stale, self.seconds, self.started_from = state["stale"], state["seconds"], state["started_from"]
         self.deck.resume(state["deck"])
-        self._cut_log()
 
     def _cut_log(self) -> None:
         """Drop rows of steps after the state: they will be made again."""
