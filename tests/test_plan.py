@@ -284,6 +284,8 @@ def test_cost_is_the_price_of_the_machines_for_the_time_a_million_tokens_takes()
         (("--rate", "0"), "rate is 0"),
         (("--rate", "1", "--budget", "0,7"), "nothing was recorded at budget 7"),
         (("--rate", "1", "--prompt", "9-3"), "prompt is 9-3"),
+        (("--rate", "1", "--prompt", "1000000000"), "from 1 to 1000000"),
+        (("--rate", "1", "--temperature", "9"), "was recorded at temperature 0"),
         (("--rate", "1", "--answer", "some"), "LEAST-MOST is expected"),
         (("--rate", "1", "--replicas", "0"), "replicas is 0"),
         (("--rate", "1", "--method", "lookup"), "has no drafter"),

@@ -31,6 +31,7 @@ ASSUMPTIONS = (
     "no prompt has anything cached, no request is cancelled, nothing fails, networks and tokenizers cost nothing",
 )
 
+MOST_TOKENS = 1_000_000
 _CONTEXT_STEP = 64
 
 
@@ -126,9 +127,9 @@ class Load:
             if value is not None and not 0 < value < float("inf"):
                 raise InvalidRequest(f"{name} is {value}; a positive number is expected")
         for name, span in (("prompt", self.prompt), ("answer", self.answer)):
-            if span is not None and not 1 <= span[0] <= span[1]:
+            if span is not None and not 1 <= span[0] <= span[1] <= MOST_TOKENS:
                 raise InvalidRequest(
-                    f"{name} is {span[0]}-{span[1]}; two lengths of at least 1, LEAST-MOST, are expected"
+                    f"{name} is {span[0]}-{span[1]}; two lengths from 1 to {MOST_TOKENS}, LEAST-MOST, are expected"
                 )
 
 
