@@ -363,20 +363,27 @@ def test_an_interrupt_between_choosing_and_keeping_ends_the_request_it_hit(targe
     assert [generations[i].new_tokens for i in (0, 2)] == [expected[0], expected[2]]
 
 
-def test_an_interrupt_while_a_slot_is_given_back_loses_none(target) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_fails_while_a_slot_is_given_back_loses_no_slot_and_no_answer(  # type: ignore[no-untyped-def]
+    target, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read then serves only a later prompt."""
     drafter = tiny_drafter(target)
     decoder, request = Decoder(target, drafter, context=64), Request(PROMPT, GREEDY, Drafting("dominotree", 6))
-    expected, extend = alone(target, drafter, "dominotree")[0], decoder._read
+    expected, read = alone(target, drafter, "dominotree")[0], decoder._read
 
-    def interrupted(behind: Any) -> None:
+    def failing(behind: Any) -> None:
         if any(generation.finished for generation in behind):
-            raise KeyboardInterrupt
-        extend(behind)
+            raise error
+        read(behind)
 
-    decoder._read = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        decoder.run([request])
-    decoder._read = extend  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "_read", failing)
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                decoder.run([request])
+        else:
+            assert decoder.run([request])[0].new_tokens == expected
     assert not decoder.busy and decoder._cache.free == [0]
     assert decoder.run([request])[0].new_tokens == expected
 
@@ -646,18 +653,3 @@ def test_an_interrupt_anywhere_leaves_a_decoder_that_works(target, where: str, m
     else:
         assert list(theirs)[-1].new_tokens == expected[0]
     assert not decoder.busy and decoder._cache.free == [0, 1]
-
-
-def test_what_only_a_later_prompt_would_use_costs_no_answer(target, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    drafter = tiny_drafter(target)
-    decoder, request = Decoder(target, drafter, context=64), Request(PROMPT, GREEDY, Drafting("dominotree", 6))
-    expected, read = alone(target, drafter, "dominotree")[0], decoder._read
-
-    def full(behind: Any) -> None:
-        if any(generation.finished for generation in behind):
-            raise MemoryError
-        read(behind)
-
-    monkeypatch.setattr(decoder, "_read", full)
-    for _ in range(2):
-        assert decoder.run([request])[0].new_tokens == expected

@@ -117,7 +117,7 @@ class Decoder:
         return generation
 
     def abort(self, generation: Generation) -> None:
-        """Ends a request where it is and frees its slot, by one that a round is asking once the round is over."""
+        """Ends a request where it is and frees its slot; where a callback of a round asks, once that round is over."""
         with self._lock:
             if not generation.finished:
                 generation.finish("abort")
@@ -504,9 +504,9 @@ class Decoder:
         for running in (self._prefilling, self._decoding):
             for generation in [g for g in running if g.finished]:
                 try:
-                    if generation.error is None:  # the slot may serve a prompt that begins with this one, and need not
-                        with suppress(Exception):
-                            self._read([generation] if generation.unread else [])
+                    if generation.unread and generation.error is None:
+                        with suppress(Exception):  # only for a later prompt that begins with this one
+                            self._read([generation])
                 finally:
                     self._free(generation)
                     running.remove(generation)
