@@ -82,7 +82,8 @@ def test_a_second_interrupt_ends_answers_at_once_and_in_order(model: Path, draft
         assert process.wait(60) == 130  # as every command that was interrupted
         assert process.stderr is not None
         *log, last = filter(None, process.stderr.read().splitlines())
-        assert [json.loads(line)["event"] for line in log][:2] == ["shutting down", "shutting down at once"]
+        told = [json.loads(line)["event"] for line in log]  # other events may come between
+        assert [event for event in told if "shutting" in event] == ["shutting down", "shutting down at once"]
         assert last == "Interrupted."
 
 
